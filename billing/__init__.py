@@ -1,0 +1,1 @@
+"""Who owes what: price cards, holds, settlement, double-entry ledger; counts tokens, never sees text."""

@@ -1,0 +1,49 @@
+"""EngineConfig: every choice an operator makes for one engine."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One engine's limits. Sizes in tokens or blocks; lengths of time in milliseconds.
+
+    block_size                   tokens a KV block; also the unit of the prefix index
+    num_blocks                   blocks in the KV pool
+    max_model_len                longest prompt plus output the model accepts
+    max_num_seqs                 sequences running at once
+    max_num_batched_tokens       token budget of one step
+    pin_cap_blocks               most distinct blocks that leases may pin; at most
+                                 num_blocks - ceil(max_model_len / block_size), so that one whole
+                                 context always finds room
+    namespace_quota_blocks       most distinct blocks that one namespace may pin
+    min_lease_tokens             shorter breakpoints are refused as too_short
+    lease_grace_ms               how much longer a lease lives than the entry it serves
+    max_queue                    waiting requests; one more is answered "overloaded"
+    max_queue_wait_ms            a request that waited this long is answered "overloaded"
+    enable_prefix_caching        off: nothing is reused, every lease is refused
+    enable_chunked_prefill       off: a prompt is computed in one step (still cut at breakpoints)
+    """
+
+    block_size: int = 16
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    pin_cap_blocks: int
+    namespace_quota_blocks: int
+    min_lease_tokens: int = 1
+    lease_grace_ms: int = 5_000
+    max_queue: int = 1_024
+    max_queue_wait_ms: int = 60_000
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Longest prompt plus output that can finish with every pinned block in place."""
+        return min(self.max_model_len, (self.num_blocks - self.pin_cap_blocks) * self.block_size)

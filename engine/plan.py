@@ -1,0 +1,62 @@
+"""What one scheduler step asks of the model runner: the seam between bookkeeping and computation.
+
+`engine.scheduler` writes plans, a `Runner` executes them. The real runner is
+`engine.model_runner`; the scheduler's oracle test has one whose KV slots hold (namespace, token).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from engine.protocol import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the first `num_slots` token slots of block `source` to block `target`, every layer."""
+
+    source: int
+    target: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's share of a step.
+
+    tokens       [n] int32, the ids at positions start .. start + n - 1; their K/V are written
+    start        position of tokens[0]; everything before it is already in the cache
+    block_table  [ceil((start + n) / block_size)] int32, the sequence's blocks in order
+    samples      whether the last position's logits are sampled (the prompt's end, or a decode)
+    output_index how many output tokens the sequence had before this step; with the sampling seed
+                 it fixes the random draw, so a preempted request continues unchanged
+    """
+
+    request_id: str
+    namespace: bytes
+    tokens: np.ndarray
+    start: int
+    block_table: np.ndarray
+    samples: bool
+    sampling: Sampling
+    output_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: first all `copies`, then all `rows` as one ragged batch."""
+
+    copies: tuple[BlockCopy, ...]
+    rows: tuple[Row, ...]
+
+
+class Runner(Protocol):
+    """Executes plans against one KV cache."""
+
+    def execute(self, plan: Plan) -> list[int]:
+        """Write K/V for every row and return the sampled id of each row that samples, in order.
+
+        Returning means that the KV of all rows is written: the scheduler may publish it.
+        """
+        ...

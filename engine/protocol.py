@@ -1,0 +1,187 @@
+"""The values that cross the engine link: what a client asks, what the engine answers.
+
+Every value is plain data. `engine.frames` turns them into msgpack maps and back; `engine.client`
+re-exports the ones a client needs. Lengths are exact token counts, never rounded to blocks; lengths
+of time are milliseconds; token ids travel as packed little-endian u32.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+PROTOCOL_VERSION = 1
+
+GrantOutcome = Literal["granted", "refreshed", "refused"]
+FinishReason = Literal[
+    "stop_token",  # the model ended its turn; the stop token is the last output token
+    "max_tokens",  # the request's output budget is used up
+    "finished",  # the client said finish(output_tokens=k), for example at a stop string
+    "aborted",  # the client said abort, or its link ended
+    "error",  # the engine failed this request after admission
+    "engine_lost",  # reconstructed from the journal of an engine that died
+]
+RejectCode = Literal[
+    "invalid_request",  # malformed, out of vocabulary, duplicate id, no namespace
+    "prompt_too_long",  # longer than the context window
+    "pool_too_small",  # can never fit this engine's KV pool
+    "overloaded",  # the queue is full, or the request waited too long in it
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How output tokens are chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """A prefix of exactly `tokens` tokens to pin for `ttl_ms` more.
+
+    `write` marks a new promise that waits for its grant; without it the breakpoint is a live entry
+    that this request reads: its lease is refreshed, or restored at our cost if it was lost.
+    """
+
+    tokens: int
+    ttl_ms: int
+    write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt to continue.
+
+    `prompt` holds the token ids as packed little-endian u32; `namespace` is the opaque isolation
+    key, never empty; `read_tokens` is the prefix that the client bills as a cache read (0: none);
+    `breakpoints` ascend strictly by `tokens`. `max_tokens` 0 computes the prompt and nothing else.
+    """
+
+    request_id: str
+    namespace: bytes
+    prompt: bytes
+    max_tokens: int
+    read_tokens: int = 0
+    sampling: Sampling = Sampling()
+    stop_token_ids: tuple[int, ...] = ()
+    breakpoints: tuple[Breakpoint, ...] = ()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens in the prompt."""
+        return len(self.prompt) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The engine's answer to one breakpoint, final for billing.
+
+    `reason` is set when refused: `quota`, `capacity`, `too_short` or `caching_disabled`.
+    `committed` becomes true when the step that reached exactly `tokens` has been committed.
+    """
+
+    tokens: int
+    write: bool
+    outcome: GrantOutcome
+    reason: str | None = None
+    committed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request left the queue: grants are final and the reused prefix is attached."""
+
+    request_id: str
+    grants: tuple[Grant, ...]
+    tokens_reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The prefix of exactly `tokens` tokens is computed and pinned."""
+
+    request_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Output tokens of one step, the stop token included."""
+
+    request_id: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """What really happened to one admitted request; kept in the journal, sent with its end.
+
+    The four facts add up to the prompt:
+    `prompt_tokens = tokens_reused_promised + tokens_reused_gift + tokens_read_recomputed
+    + tokens_computed`. They are frozen at first admission and never change on preemption.
+    """
+
+    request_id: str
+    engine_boot_id: str
+    prompt_tokens: int
+    read_tokens: int
+    tokens_reused_promised: int
+    tokens_reused_gift: int
+    tokens_read_recomputed: int
+    tokens_computed: int
+    grants: tuple[Grant, ...]
+    output_tokens: int
+    overrun_tokens: int
+    finish_reason: FinishReason
+    tokens_recomputed_preemption: int = 0
+    num_preemptions: int = 0
+    reads_by_tier: dict[str, int] = field(default_factory=dict)
+    queued_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of an admitted request, or of one that ended in the queue (`record` None)."""
+
+    request_id: str
+    reason: FinishReason
+    record: EngineRecord | None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The only event of a request that was never admitted; it leaves no record."""
+
+    request_id: str
+    code: RejectCode
+    message: str
+
+
+Event = Admitted | Committed | Tokens | Finished | Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the engine is, sent as the first frame of every link.
+
+    `max_request_tokens` is the longest prompt plus output that can ever fit the KV pool beside the
+    pins; `default_sampling` comes from the model folder's generation_config.json (absent:
+    temperature 1.0).
+    """
+
+    engine_boot_id: str
+    model_id: str
+    weights_digest: str
+    vocab_size: int
+    max_model_len: int
+    max_request_tokens: int
+    block_size: int
+    num_blocks: int
+    pin_cap_blocks: int
+    dtype: str
+    device: str
+    stop_token_ids: tuple[int, ...]
+    default_sampling: Sampling
