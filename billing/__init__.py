@@ -1,1 +1,1 @@
-"""Who owes what: price cards, holds, settlement, double-entry ledger; counts tokens, never sees text."""
+"""Who owes what: price cards, holds, settlement, ledger; counts tokens, never sees text."""

@@ -1,4 +1,4 @@
-"""The engine's only door: connect, ask, listen. Async; imports neither torch nor the engine core."""
+"""The engine's only door: connect, ask, listen. Async; imports neither torch nor the core."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
@@ -15,8 +15,8 @@ from engine.protocol import (
     GenerateRequest,
     Grant,
     GrantOutcome,
-    Rejected,
     RejectCode,
+    Rejected,
     Sampling,
     Tokens,
 )
@@ -78,10 +78,10 @@ class EngineClient(Protocol):
         """Submit a request. Raises EngineLost if there is no link now."""
         ...
 
-    async def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord]:
-        """The closed records of these requests, from the journal; ids it never admitted are absent.
+    async def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord | None]:
+        """The closed records of these requests, from the journal.
 
-        A request that is still running is absent too: its own link will end it.
+        None means still queued or running (ask again); an id the engine never admitted is absent.
         """
         ...
 
