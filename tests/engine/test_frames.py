@@ -19,25 +19,25 @@ from engine.frames import (
     encode_engine,
 )
 
+SCALARS = {
+    int: st.integers(-(2**63), 2**64 - 1),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+}
+
 
 def values(kind):
     """Any value of a protocol type that fits the wire."""
-    arguments = get_args(kind)
-    if kind is int:
-        return st.integers(-(2**63), 2**64 - 1)
-    if kind is float:
-        return st.floats(allow_nan=False, allow_infinity=False)
     if is_dataclass(kind):
-        return st.builds(
-            kind, **{name: values(hint) for name, hint in get_type_hints(kind).items()}
-        )
+        fields = get_type_hints(kind)
+        return st.builds(kind, **{name: values(hint) for name, hint in fields.items()})
+    arguments = get_args(kind)
     if get_origin(kind) is UnionType:
         return st.one_of([values(argument) for argument in arguments])
     if get_origin(kind) is tuple:
         return st.lists(values(arguments[0]), max_size=3).map(tuple)
     if get_origin(kind) is dict:
         return st.dictionaries(st.text(max_size=5), values(arguments[1]), max_size=2)
-    return st.from_type(kind)
+    return SCALARS.get(kind, st.from_type(kind))
 
 
 def read(union, data, chunk=1 << 20):
