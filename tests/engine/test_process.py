@@ -7,7 +7,7 @@ import pytest
 
 from engine.client import Finished, Tokens, connect_engine
 from engine.journal import Journal
-from tests.engine.harness import Clock, generate_request
+from tests.engine.harness import generate_request
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ async def test_an_engine_runs_until_its_stdin_closes_and_ends_in_order(tiny_fold
         await client.close()
         assert process.wait(timeout=15) == 0
         assert not pid_file.exists()
-    with closing(Journal(tmp_path / "engine" / "journal", Clock())) as journal:
+    with closing(Journal(tmp_path / "engine" / "journal")) as journal:
         assert journal.lookup(["req_1"]) == {"req_1": events[-1].record}
 
 
