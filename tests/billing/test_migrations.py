@@ -8,8 +8,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
-from billing.columns import metadata
 from billing import database as databases
+from billing.columns import metadata
 from billing.database import Database, migrate
 from billing.errors import DatabaseNotMigrated, DatabaseUrlError, SchemaDamaged
 from billing.tables import IMMUTABLE
@@ -62,7 +62,7 @@ def test_migrating_again_changes_nothing(empty_url: str) -> None:
     database.close()
 
 
-def test_two_processes_may_migrate_at_once(empty_url: str) -> None:
+def test_several_processes_may_migrate_at_once(empty_url: str) -> None:
     script = "import sys; from billing.database import migrate; migrate(sys.argv[1])"
     processes = [
         subprocess.Popen([sys.executable, "-c", script, empty_url], stderr=subprocess.PIPE)
