@@ -7,6 +7,7 @@ GatewayError
 ├── NotFound                  404
 ├── RequestTooLarge           413
 ├── EngineFailed              500  the engine gave up on an admitted request
+├── NotReady                  503  something the gateway needs is missing; only /readyz says so
 ├── Overloaded                529  the engine's queue is full, or the wait in it too long
 └── ModelFolderError               at start only: a model folder that cannot be served
 
@@ -60,6 +61,10 @@ class EngineFailed(GatewayError):
     """The engine gave up on a request that it had admitted."""
 
 
+class NotReady(GatewayError):
+    """Requests would not be served now."""
+
+
 class Overloaded(GatewayError):
     """The engine has no room for one more request now."""
 
@@ -67,8 +72,8 @@ class Overloaded(GatewayError):
 class ModelFolderError(GatewayError):
     """A file of a model folder is missing, damaged, or asks for what is not supported."""
 
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
+    def __init__(self, path: Path, problem: str, *, cure: str) -> None:
+        super().__init__(f"{path}: {problem}: {cure}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,7 @@ ROWS: dict[type[Exception], Row] = {
     NotFound: Row(404, "not_found_error"),
     RequestTooLarge: Row(413, "request_too_large"),
     EngineFailed: Row(500, "api_error"),
+    NotReady: Row(503, "api_error"),
     Overloaded: Row(529, "overloaded_error"),
     InsufficientBalance: Row(
         402, "billing_error", "The credit balance is too low for this request"

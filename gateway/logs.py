@@ -31,6 +31,8 @@ def configure_logging(
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("uvicorn.access").disabled = True  # the edge writes a better line
+    for chatty in ("alembic", "httpx"):  # a line for each probe of /readyz, each call out
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):

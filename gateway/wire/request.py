@@ -26,6 +26,7 @@ ApiVersion = Literal["2023-06-01", "2026-10-21"]
 Role = Literal["user", "assistant", "system"]
 
 MAX_MESSAGES = 100_000  # the API's own limit
+MAX_TOP_K = 2**31 - 1  # larger than any vocabulary, and the engine link carries it
 MAX_STOP_SEQUENCES = 128  # each is looked for in every piece of output; nobody needs more
 
 _Body = TypeVar("_Body", bound="PromptRequest")
@@ -216,7 +217,7 @@ class MessagesRequest(PromptRequest):
     ) = None
     temperature: Annotated[float | None, Field(ge=0, le=1), SAMPLING_FIELD] = None
     top_p: Annotated[float | None, Field(ge=0, le=1), SAMPLING_FIELD] = None
-    top_k: Annotated[int | None, Field(ge=0), SAMPLING_FIELD] = None
+    top_k: Annotated[int | None, Field(ge=0, le=MAX_TOP_K), SAMPLING_FIELD] = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     container: NotYet = None
