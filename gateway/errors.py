@@ -5,6 +5,7 @@ GatewayError
 ├── AuthenticationFailed      401  no credential, or one we do not know
 ├── PermissionRefused         403  a known credential that may not do this
 ├── NotFound                  404
+├── RequestTimeout            408  the body did not arrive in time
 ├── RequestTooLarge           413
 ├── EngineFailed              500  the engine gave up on an admitted request
 ├── NotReady                  503  something the gateway needs is missing; only /readyz says so
@@ -53,6 +54,10 @@ class NotFound(GatewayError):
     """No such route, model or record."""
 
 
+class RequestTimeout(GatewayError):
+    """The client took too long to send its request."""
+
+
 class RequestTooLarge(GatewayError):
     """The body is longer than the route takes."""
 
@@ -92,6 +97,7 @@ ROWS: dict[type[Exception], Row] = {
     AuthenticationFailed: Row(401, "authentication_error"),
     PermissionRefused: Row(403, "permission_error"),
     NotFound: Row(404, "not_found_error"),
+    RequestTimeout: Row(408, "timeout_error"),
     RequestTooLarge: Row(413, "request_too_large"),
     EngineFailed: Row(500, "api_error"),
     NotReady: Row(503, "api_error"),

@@ -103,7 +103,38 @@ class TextBlock(Strict):
 class UnsupportedBlock(BaseModel):
     """A content block that the Messages API knows and this server does not support yet."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(frozen=True)
+
+    type: str
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Self:
+        raise PydanticCustomError(
+            "unsupported", "This server does not support {kind} blocks yet", {"kind": self.type}
+        )
+
+
+class ThinkingBlock(UnsupportedBlock):
+    """A thinking block passed back; the API takes no marker on it, and says so first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class RedactedThinkingBlock(UnsupportedBlock):
+    """A redacted thinking block passed back; see ThinkingBlock."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class OtherBlock(UnsupportedBlock):
+    """Every other kind; what it holds does not matter."""
 
     type: Literal[
         "image",
@@ -121,34 +152,9 @@ class UnsupportedBlock(BaseModel):
         "container_upload",
     ]
 
-    @model_validator(mode="after")
-    def _refuse(self) -> Self:
-        raise PydanticCustomError(
-            "unsupported", "This server does not support {kind} blocks yet", {"kind": self.type}
-        )
-
-
-class ThinkingBlock(UnsupportedBlock):
-    """A thinking block passed back; the API takes no marker on it, and says so first."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["thinking"]  # type: ignore[assignment]
-    thinking: str
-    signature: str
-
-
-class RedactedThinkingBlock(UnsupportedBlock):
-    """A redacted thinking block passed back; see ThinkingBlock."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["redacted_thinking"]  # type: ignore[assignment]
-    data: str
-
 
 ContentBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | UnsupportedBlock,
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | OtherBlock,
     Field(discriminator="type"),
 ]
 Content = Annotated[tuple[ContentBlock, ...], FailFast(), BeforeValidator(_as_blocks)]
