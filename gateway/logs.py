@@ -70,5 +70,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _quoted(value: object) -> str:
+    """The value, in quotes unless it is one printable word: a client must not forge a line."""
     text = str(value)
-    return json.dumps(text) if not text or any(c in text for c in ' "=\n') else text
+    plain = text.isprintable() and not any(c in text for c in ' "=')
+    return text if text and plain else json.dumps(text)
