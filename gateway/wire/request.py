@@ -55,12 +55,14 @@ def _refuse_unless_absent(value: object) -> None:
         raise PydanticCustomError("unsupported", "This server does not support this field yet")
 
 
-def _one_text_block(value: object) -> object:
+def _as_blocks(value: object) -> object:
     if isinstance(value, str):
-        return [{"type": "text", "text": value}]
-    if value is not None and not isinstance(value, list):
-        raise PydanticCustomError("string_or_list", "Input should be a valid string or list")
-    return value
+        return ({"type": "text", "text": value},)
+    if isinstance(value, list):
+        return tuple(value)  # strict: what a validator hands on is no longer JSON
+    if value is None:
+        return None
+    raise PydanticCustomError("string_or_list", "Input should be a valid string or list")
 
 
 def _sampling_field(value: object, info: ValidationInfo) -> object:
@@ -148,8 +150,8 @@ ContentBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | UnsupportedBlock,
     Field(discriminator="type"),
 ]
-Content = Annotated[tuple[ContentBlock, ...], FailFast(), BeforeValidator(_one_text_block)]
-System = Annotated[tuple[TextBlock, ...] | None, BeforeValidator(_one_text_block)]
+Content = Annotated[tuple[ContentBlock, ...], FailFast(), BeforeValidator(_as_blocks)]
+System = Annotated[tuple[TextBlock, ...] | None, BeforeValidator(_as_blocks)]
 
 
 class Message(Strict):
