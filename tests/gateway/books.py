@@ -3,8 +3,8 @@
 from typing import Any
 
 from billing.meters import Meter
-from tests.gateway.talk import split_of_usage
 from tests.gateway.stack import RATES, Stack
+from tests.gateway.talk import split_of_usage
 
 
 def assert_books_agree(

@@ -229,7 +229,10 @@ def running_stack(
         _found(stack)
         stack.start_engine()
         with running_gateway(stack):
-            yield stack
+            try:
+                yield stack
+            finally:
+                stack.runner.gate.set()  # a test that failed may have left it closed
     finally:
         stack.stop_engine()
         database.close()

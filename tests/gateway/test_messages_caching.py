@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.talk import Split, assistant, hundreds, split_of, text, user
 from tests.gateway.books import assert_books_agree
 from tests.gateway.stack import Stack, running_stack
+from tests.gateway.talk import Split, assistant, hundreds, split_of, text, user
 
 AUTOMATIC = {"type": "ephemeral"}
 
