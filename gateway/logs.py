@@ -31,6 +31,8 @@ def configure_logging(
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("uvicorn.access").disabled = True  # the edge writes a better line
+    for chatty in ("alembic", "httpx"):  # a line for each probe of /readyz, each call out
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):
@@ -68,5 +70,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _quoted(value: object) -> str:
+    """The value, in quotes unless it is one printable word: a client must not forge a line."""
     text = str(value)
-    return json.dumps(text) if not text or any(c in text for c in ' "=\n') else text
+    plain = text.isprintable() and not any(c in text for c in ' "=')
+    return text if text and plain else json.dumps(text)

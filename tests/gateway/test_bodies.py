@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -5,7 +6,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from gateway.bodies import MAX_DRAINED_BYTES, read_bytes
-from gateway.errors import InvalidRequest, RequestTooLarge
+from gateway.errors import InvalidRequest, RequestTimeout, RequestTooLarge
 
 
 class Upload:
@@ -57,3 +58,13 @@ async def test_a_compressed_body_is_refused(encoding: str) -> None:
 
 async def test_identity_is_no_compression() -> None:
     assert await read_bytes(Upload(iter([b"{}"]), content_encoding="Identity").request) == b"{}"
+
+
+async def test_a_body_that_never_comes_is_not_waited_for_for_ever() -> None:
+    async def receive() -> Message:
+        return await asyncio.Future[Message]()
+
+    request = Request({"type": "http", "headers": []}, receive)
+
+    with pytest.raises(RequestTimeout):
+        await read_bytes(request, wait_seconds=0)

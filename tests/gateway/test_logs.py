@@ -45,9 +45,11 @@ def test_a_line_of_text_quotes_what_needs_it() -> None:
     stream = io.StringIO()
     logs.configure_logging(form="text", level="info", stream=stream)
 
-    log.warning("link_lost", extra={"url": "unix:/a b", "seconds": 2})
+    log.warning("link_lost", extra={"url": "unix:/a b", "seconds": 2, "path": "/x\r\nforged"})
 
-    assert stream.getvalue().endswith(' warning link_lost url="unix:/a b" seconds=2\n')
+    assert stream.getvalue().endswith(
+        r' warning link_lost url="unix:/a b" seconds=2 path="/x\r\nforged"' + "\n"
+    )
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
