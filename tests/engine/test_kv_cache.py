@@ -48,14 +48,22 @@ def test_a_block_takes_the_bytes_of_its_kv_over_all_layers() -> None:
     assert bytes_per_block(CONFIG, torch.bfloat16, 16) == 2 * 3 * 2 * 16 * 8 * 2
 
 
-def test_a_copy_moves_the_first_slots_of_every_layer_and_nothing_else(cache: KVCache) -> None:
+def test_a_copy_moves_the_first_slots_of_every_layer_and_clears_the_rest(cache: KVCache) -> None:
     cache.copy([BlockCopy(source=1, target=3, num_slots=5)])
 
     for layer in range(3):
         assert (contents(cache, 3, layer)[:, :, :5] == 1).all()
-        assert (contents(cache, 3, layer)[:, :, 5:] == 3).all()
+        assert (contents(cache, 3, layer)[:, :, 5:] == 0).all()
         for untouched in (0, 1, 2, 4):
             assert (contents(cache, untouched, layer) == untouched).all()
+
+
+def test_clearing_touches_the_named_blocks_alone(cache: KVCache) -> None:
+    cache.clear(np.array([1, 4], dtype=np.int32))
+
+    for layer in range(3):
+        for block, value in enumerate([0, 0, 2, 3, 0]):
+            assert (contents(cache, block, layer) == value).all()
 
 
 def test_copies_run_in_the_order_given(cache: KVCache) -> None:
