@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.errors import KVCacheTooLarge
 from engine.models.llama_config import LlamaConfig
 from engine.plan import BlockCopy
 
@@ -27,7 +28,10 @@ def bytes_per_block(config: LlamaConfig, dtype: torch.dtype, block_size: int) ->
 
 
 class KVCache:
-    """The pool's memory, and the row numbers by which a step reads and writes it."""
+    """The pool's memory, and the row numbers by which a step reads and writes it.
+
+    Raises KVCacheTooLarge if the machine does not give that much memory.
+    """
 
     def __init__(
         self,
@@ -87,7 +91,10 @@ class KVCache:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeroed memory; on CPU a page is taken only when it is first written (torch takes all)."""
-    if device.type != "cpu":
+    size_bytes = math.prod(shape) * dtype.itemsize
+    try:
+        if device.type == "cpu":
+            return torch.from_numpy(np.zeros(size_bytes, dtype=np.uint8)).view(dtype).view(shape)
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(memory).view(dtype).view(shape)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise KVCacheTooLarge(size_bytes) from error

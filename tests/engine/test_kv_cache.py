@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.errors import KVCacheTooLarge
 from engine.kv_cache import KVCache, bytes_per_block
 from engine.models.llama_config import LlamaConfig
 from engine.plan import BlockCopy
@@ -46,6 +47,11 @@ def contents(cache: KVCache, block: int, layer: int) -> torch.Tensor:
 def test_a_block_takes_the_bytes_of_its_kv_over_all_layers() -> None:
     assert bytes_per_block(CONFIG, torch.float32, 16) == 2 * 3 * 2 * 16 * 8 * 4
     assert bytes_per_block(CONFIG, torch.bfloat16, 16) == 2 * 3 * 2 * 16 * 8 * 2
+
+
+def test_a_pool_beyond_memory_is_refused_in_one_sentence() -> None:
+    with pytest.raises(KVCacheTooLarge, match="name a smaller --kv-cache-memory"):
+        KVCache(CONFIG, num_blocks=2**40, block_size=16, dtype=torch.float32, device=CPU)
 
 
 def test_a_copy_moves_the_first_slots_of_every_layer_and_clears_the_rest(cache: KVCache) -> None:
