@@ -24,7 +24,7 @@ from billing import customers, price_cards
 from billing.database import Database, migrate
 from billing.holds import open_holds
 from billing.meters import Meter
-from engine.client import connect_engine
+from engine.client import Sampling, connect_engine
 from engine.config import EngineConfig
 from engine.plan import Plan
 from gateway.app import create_app
@@ -58,6 +58,7 @@ class MortalRunner(ScriptedRunner):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.sampling: Sampling | None = None  # of the last row executed
         self._doomed = False
         self._dead = threading.Event()
 
@@ -65,6 +66,7 @@ class MortalRunner(ScriptedRunner):
         if self._doomed:
             self._dead.set()
             raise Killed
+        self.sampling = plan.rows[-1].sampling
         return super().execute(plan)
 
     def kill(self) -> None:
