@@ -1,0 +1,54 @@
+"""What the commands share: the options every one takes, and the database they open."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from billing.database import Database
+
+from gateway.settings import Settings
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked; the message is the sentence the operator reads."""
+
+
+DataDir = Annotated[
+    Path, typer.Option("--data-dir", envvar="DATA_DIR", help="Where this installation keeps data.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+DEFAULT_DATA_DIR = Path("var")
+
+
+@contextmanager
+def open_database(data_dir: Path) -> Iterator[Database]:
+    """The migrated database of this installation, closed on exit."""
+    database = Database(Settings(data_dir=data_dir).ledger_url)
+    try:
+        database.require_migrated()
+        yield database
+    finally:
+        database.close()
+
+
+def print_json(value: object) -> None:
+    """Print `value` as one JSON document."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def parse_instant(text: str | None) -> int | None:
+    """Milliseconds since the epoch of an ISO date or time; without a zone it is UTC."""
+    if text is None:
+        return None
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandError(f"Not a date like 2026-11-29 or 2026-11-29T12:00:00Z: {text}") from None
+    if instant.tzinfo is None:
+        instant = instant.replace(tzinfo=UTC)
+    return round(instant.timestamp() * 1000)

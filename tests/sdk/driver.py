@@ -1,0 +1,98 @@
+"""One version of the official SDK in a process of its own: JSON lines in, JSON lines out.
+
+The version is whichever `anthropic` stands first on PYTHONPATH. A job names a call and its
+arguments; the answer is {"result": ...}, or {"error": {class, status, type, message, request_id}}.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import anthropic
+
+Job = dict[str, Any]
+
+
+def create(client: anthropic.Anthropic, arguments: Job) -> Job:
+    raw = client.messages.with_raw_response.create(**arguments)
+    message = raw.parse()
+    answer = {"message": message.to_dict(), "headers": dict(raw.headers)}
+    if hasattr(message, "to_param"):
+        answer["param"] = message.to_param()
+    return answer
+
+
+def stream(client: anthropic.Anthropic, arguments: Job) -> Job:
+    """Through the SDK's helper, which assembles the message itself."""
+    close_after = arguments.pop("close_after", None)
+    text: list[str] = []
+    with client.messages.stream(**arguments) as running:
+        headers = dict(running.response.headers)
+        for piece in running.text_stream:
+            text.append(piece)
+            if len(text) == close_after:
+                return {"text": "".join(text), "headers": headers}
+        message = running.get_final_message()
+    return {"message": message.to_dict(), "text": "".join(text), "headers": headers}
+
+
+def events(client: anthropic.Anthropic, arguments: Job) -> Job:
+    """The stream as it came, event by event."""
+    with client.messages.create(stream=True, **arguments) as running:
+        headers = dict(running.response.headers)
+        return {"events": [event.to_dict() for event in running], "headers": headers}
+
+
+def count_tokens(client: anthropic.Anthropic, arguments: Job) -> Job:
+    return client.messages.count_tokens(**arguments).to_dict()
+
+
+def list_models(client: anthropic.Anthropic, arguments: Job) -> Job:
+    return {"models": [model.to_dict() for model in client.models.list(**arguments)]}
+
+
+def retrieve_model(client: anthropic.Anthropic, arguments: Job) -> Job:
+    return client.models.retrieve(**arguments).to_dict()
+
+
+CALLS: dict[str, Callable[[anthropic.Anthropic, Job], Job]] = {
+    call.__name__: call
+    for call in (create, stream, events, count_tokens, list_models, retrieve_model)
+}
+
+
+def answer(job: Job) -> Job:
+    with anthropic.Anthropic(**job["client"]) as client:
+        try:
+            return {"result": CALLS[job["call"]](client, job["arguments"])}
+        except anthropic.APIStatusError as error:
+            return {
+                "error": {
+                    "class": type(error).__name__,
+                    "status": error.status_code,
+                    "type": getattr(error, "type", None) or _body_type(error.body),
+                    "message": error.message,
+                    "request_id": error.request_id,
+                }
+            }
+        except anthropic.APIError as error:
+            return {"error": {"class": type(error).__name__, "message": error.message}}
+
+
+def _body_type(body: object) -> str | None:
+    """The error type of an SDK too old to have `error.type`."""
+    inner = body.get("error") if isinstance(body, dict) else None
+    return inner.get("type") if isinstance(inner, dict) else None
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # a model id that the SDK calls deprecated is not our business
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(json.loads(line)), default=str) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
