@@ -1,0 +1,110 @@
+"""What a request can fail with, and the one table: exception class, HTTP status, error type.
+
+GatewayError
+├── InvalidRequest            400  the body, a header or a parameter is wrong
+├── AuthenticationFailed      401  no credential, or one we do not know
+├── PermissionRefused         403  a known credential that may not do this
+├── NotFound                  404
+├── RequestTooLarge           413
+├── EngineFailed              500  the engine gave up on an admitted request
+└── Overloaded                529  the engine's queue is full, or the wait in it too long
+
+The other packages' errors know nothing of HTTP; their rows stand in ROWS too. A class without a row
+takes its nearest ancestor's; whatever is not in the table is our fault, a 500 that tells nothing.
+"""
+
+from dataclasses import dataclass
+
+from engine.client import EngineLost, Rejected
+from gateway.wire.response import ErrorBody, ErrorDetail
+
+
+class GatewayError(Exception):
+    """A request that cannot be served, with a message meant for the client."""
+
+    def __init__(self, message: str, *, error_code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.error_code = error_code
+
+
+class InvalidRequest(GatewayError):  # noqa: N818 - the API's own name for it
+    """The request is wrong; `path` says where, in dotted form."""
+
+    def __init__(
+        self, message: str, *, path: str | None = None, error_code: str | None = None
+    ) -> None:
+        super().__init__(f"{path}: {message}" if path else message, error_code=error_code)
+
+
+class AuthenticationFailed(GatewayError):  # noqa: N818 - named as what happened
+    """No credential, or one that is unknown or revoked."""
+
+
+class PermissionRefused(GatewayError):  # noqa: N818 - named as what happened
+    """The credential is good, but not for this."""
+
+
+class NotFound(GatewayError):  # noqa: N818 - HTTP's own name for it
+    """No such route, model or record."""
+
+
+class RequestTooLarge(GatewayError):  # noqa: N818 - the API's own name for it
+    """The body is longer than the route takes."""
+
+
+class EngineFailed(GatewayError):  # noqa: N818 - named as what happened
+    """The engine gave up on a request that it had admitted."""
+
+
+class Overloaded(GatewayError):  # noqa: N818 - the API's own name for it
+    """The engine has no room for one more request now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one exception class looks on the wire; `message` None: the exception's own words."""
+
+    status: int
+    type: str
+    message: str | None = None
+
+
+INTERNAL = Row(500, "api_error", "Internal server error")
+
+ROWS: dict[type[Exception], Row] = {
+    InvalidRequest: Row(400, "invalid_request_error"),
+    AuthenticationFailed: Row(401, "authentication_error"),
+    PermissionRefused: Row(403, "permission_error"),
+    NotFound: Row(404, "not_found_error"),
+    RequestTooLarge: Row(413, "request_too_large"),
+    EngineFailed: Row(500, "api_error"),
+    Overloaded: Row(529, "overloaded_error"),
+    EngineLost: Row(529, "overloaded_error", "The engine is not reachable now; try again"),
+}
+
+
+def row_of(error: BaseException) -> Row:
+    """The row of the exception's nearest ancestor in the table, or INTERNAL."""
+    return next((ROWS[kind] for kind in type(error).__mro__ if kind in ROWS), INTERNAL)
+
+
+def error_body(error: BaseException, *, request_id: str) -> ErrorBody:
+    """The body of this error; also the data of a stream's `event: error`."""
+    row = row_of(error)
+    error_code = getattr(error, "error_code", None)
+    return ErrorBody(
+        error=ErrorDetail(
+            type=row.type,
+            message=str(error) if row.message is None else row.message,
+            details=None if error_code is None else {"error_code": error_code},
+        ),
+        request_id=request_id,
+    )
+
+
+def rejection(rejected: Rejected) -> GatewayError:
+    """The engine's refusal to admit a request, as an error of the gateway."""
+    if rejected.code == "overloaded":
+        return Overloaded(rejected.message)
+    return InvalidRequest(rejected.message)

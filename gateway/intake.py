@@ -1,0 +1,40 @@
+"""From a request's body to a prompt that can be looked up: the same for messages and counting."""
+
+from dataclasses import dataclass
+
+from anyio import to_thread
+
+from gateway.breakpoints import Breakpoint, effective_breakpoints, read_markers
+from gateway.catalog import Catalog, ServedModel
+from gateway.conversation import read_blocks
+from gateway.errors import InvalidRequest
+from gateway.prompt import RenderedPrompt
+from gateway.wire.request import PromptRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """A prompt that is sound: known model, valid markers, within the window."""
+
+    model: ServedModel
+    rendered: RenderedPrompt
+    breakpoints: tuple[Breakpoint, ...]
+
+
+async def take_in(request: PromptRequest, *, catalog: Catalog) -> Intake:
+    """Check the conversation, find the model, read the markers, render.
+
+    Raises InvalidRequest or NotFound; nothing has been written anywhere by then.
+    """
+    blocks = read_blocks(request)
+    model = catalog.find(request.model)
+    markers = read_markers(blocks, automatic=request.cache_control)
+    # A long prompt takes a while to tokenise; the other requests go on meanwhile.
+    rendered = await to_thread.run_sync(model.renderer.render, blocks)
+    if rendered.num_tokens > model.context_window_tokens:
+        raise InvalidRequest(
+            f"prompt is too long: {rendered.num_tokens} tokens > "
+            f"{model.context_window_tokens} maximum"
+        )
+    breakpoints = effective_breakpoints(markers, rendered, min_tokens=model.min_cache_tokens)
+    return Intake(model, rendered, breakpoints)

@@ -1,0 +1,47 @@
+"""What the gateway is made of: built once by an entry point, or by a test."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from sqlalchemy import Connection
+
+from engine.client import EngineClient
+from gateway.catalog import Catalog
+from gateway.metrics import Metrics
+from gateway.settings import Settings
+
+_T = TypeVar("_T")
+
+
+class Database(Protocol):
+    """The ledger's database: functions in, committed results out."""
+
+    async def write(self, operation: Callable[[Connection], _T]) -> _T:
+        """Run in a transaction of the one writer; returns after its commit."""
+        ...
+
+    async def read(self, operation: Callable[[Connection], _T]) -> _T:
+        """Run on a connection that sees committed rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything a request uses that is not in the request.
+
+    secret    the server secret behind every namespace
+    boot_id   this process, as the owner of the holds it opens
+    now_ms    wall clock, milliseconds since the epoch
+    new_id    prefix to a fresh id: "req" to "req_…"
+    """
+
+    settings: Settings
+    engine: EngineClient
+    database: Database
+    catalog: Catalog
+    secret: bytes
+    boot_id: str
+    now_ms: Callable[[], int]
+    new_id: Callable[[str], str]
+    metrics: Metrics = field(default_factory=Metrics)

@@ -1,0 +1,72 @@
+"""Every environment variable the gateway package reads, with the reason for its default."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AliasChoices, Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from billing.meters import TtlClass
+
+
+class Settings(BaseSettings):
+    """The operator's choices. The README's table lists the same, in the same order."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="KVMETER_", frozen=True, populate_by_name=True, extra="ignore"
+    )
+
+    host: str = Field(
+        default="127.0.0.1",  # nothing is offered to a network that nobody asked to
+        validation_alias=AliasChoices("host", "HOST"),
+    )
+    port: int = Field(default=8080, ge=0, le=65_535, validation_alias=AliasChoices("port", "PORT"))
+    data_dir: Path = Field(
+        default=Path("var"),  # in the checkout: one folder to look into, one to delete
+        validation_alias=AliasChoices("data_dir", "DATA_DIR"),
+    )
+    models_dir: Path = Path("var/models")  # outside DATA_DIR: models outlive a thrown-away ledger
+    model: Path | None = None  # None: the default model, fetched and converted once
+    database_url: str | None = None  # None: SQLite in DATA_DIR, nothing to install
+    engine_url: str | None = None  # None: the Unix socket of the engine that `up` starts
+    cache_ttl_5m_seconds: int = Field(default=300, ge=1)  # the class's name; shorter to rehearse
+    cache_ttl_1h_seconds: int = Field(default=3600, ge=1)
+    cache_min_tokens: int = Field(default=512, ge=1)  # what the API asks of its newest models
+    log_format: Literal["text", "json"] = "text"  # read by a person first, by a collector later
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    redis_url: str | None = None
+
+    @field_validator("redis_url")
+    @classmethod
+    def _refuse_redis(cls, value: str | None) -> str | None:
+        if value is not None:
+            raise ValueError(
+                "KVMETER_REDIS_URL is not supported yet: unset it, "
+                "one gateway keeps its state in the database."
+            )
+        return value
+
+    @property
+    def ledger_url(self) -> str:
+        """Where the ledger is, as an SQLAlchemy URL."""
+        return self.database_url or f"sqlite:///{self.data_dir / 'kvmeter.sqlite3'}"
+
+    @property
+    def link_url(self) -> str:
+        """Where the engine listens."""
+        return self.engine_url or f"unix:{self.data_dir / 'run' / 'engine.sock'}"
+
+    @property
+    def server_secret_path(self) -> Path:
+        """The file that holds the secret behind every namespace."""
+        return self.data_dir / "server-secret"
+
+    @property
+    def first_keys_path(self) -> Path:
+        """The file that holds the first organisation's keys."""
+        return self.data_dir / "first-keys.json"
+
+    def ttl_ms(self, ttl_class: TtlClass) -> int:
+        """How long an entry of this class lives."""
+        seconds = {"5m": self.cache_ttl_5m_seconds, "1h": self.cache_ttl_1h_seconds}
+        return seconds[ttl_class] * 1000

@@ -1,0 +1,1 @@
+"""What travels between a client and the gateway, as pydantic models."""

@@ -1,0 +1,96 @@
+"""The server-sent events of a streamed answer, and their one encoding."""
+
+from typing import Literal
+
+from gateway.wire.response import Answer, ErrorBody, Message, StopReason, TextContent
+
+
+class MessageStart(Answer):
+    """The empty message, with the input side of its usage."""
+
+    type: Literal["message_start"] = "message_start"
+    message: Message
+
+
+class ContentBlockStart(Answer):
+    """An empty block begins."""
+
+    type: Literal["content_block_start"] = "content_block_start"
+    index: int
+    content_block: TextContent = TextContent(text="")
+
+
+class TextDelta(Answer):
+    """More text of a block."""
+
+    type: Literal["text_delta"] = "text_delta"
+    text: str
+
+
+class ContentBlockDelta(Answer):
+    """More of a block."""
+
+    type: Literal["content_block_delta"] = "content_block_delta"
+    index: int
+    delta: TextDelta
+
+
+class ContentBlockStop(Answer):
+    """A block is whole."""
+
+    type: Literal["content_block_stop"] = "content_block_stop"
+    index: int
+
+
+class DeltaUsage(Answer):
+    """Cumulative usage: it overwrites what message_start said, so all of it is repeated."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class StopDelta(Answer):
+    """Why the answer ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+    stop_details: None = None
+
+
+class MessageDelta(Answer):
+    """The answer's end and its final usage."""
+
+    type: Literal["message_delta"] = "message_delta"
+    delta: StopDelta
+    usage: DeltaUsage
+
+
+class MessageStop(Answer):
+    """The last event of an answer that went well."""
+
+    type: Literal["message_stop"] = "message_stop"
+
+
+class Ping(Answer):
+    """A sign of life while nothing else is to be said."""
+
+    type: Literal["ping"] = "ping"
+
+
+Event = (
+    MessageStart
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | Ping
+    | ErrorBody  # the last event of an answer that failed after its headers had left
+)
+
+
+def encode(event: Event) -> bytes:
+    """Write one event as an SSE record; its name is the data's own `type`."""
+    return f"event: {event.type}\ndata: {event.model_dump_json()}\n\n".encode()

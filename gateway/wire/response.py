@@ -1,0 +1,104 @@
+"""What the gateway answers: the Message, its usage, the error body."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+
+
+class Answer(BaseModel):
+    """A wire object that we write; every field is always sent, a missing value as null."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CacheCreation(Answer):
+    """Tokens written to the cache, by TTL class."""
+
+    ephemeral_5m_input_tokens: int = 0
+    ephemeral_1h_input_tokens: int = 0
+
+
+class Usage(Answer):
+    """What the request is billed for.
+
+    Read + creation + input is the whole prompt; creation is the sum of its two classes.
+    """
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation: CacheCreation
+    output_tokens: int
+    service_tier: Literal["standard"] = "standard"
+    inference_geo: str = "not_available"
+
+
+class TextContent(Answer):
+    """A text block of an answer."""
+
+    type: Literal["text"] = "text"
+    text: str
+    citations: None = None
+
+
+class Message(Answer):
+    """A whole answer, or the empty start of a streamed one."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: tuple[TextContent, ...]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    stop_details: None = None
+    usage: Usage
+
+
+class TokenCount(Answer):
+    """The answer of count_tokens."""
+
+    input_tokens: int
+
+
+class ErrorDetail(Answer):
+    """What went wrong; `details.error_code` picks a finer exception class in the SDK."""
+
+    type: str
+    message: str
+    details: dict[str, str] | None = None
+
+
+class ErrorBody(Answer):
+    """The one shape of every error, on every route and in the stream."""
+
+    type: Literal["error"] = "error"
+    error: ErrorDetail
+    request_id: str
+
+
+class Model(Answer):
+    """One served model, as `/v1/models` lists it."""
+
+    id: str
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    deprecated_at: None = None
+    retires_at: None = None
+    line: None = None
+    max_input_tokens: int
+    max_tokens: int
+    capabilities: None = None
+
+
+class ModelPage(Answer):
+    """A page of models."""
+
+    data: tuple[Model, ...]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
