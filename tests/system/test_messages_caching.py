@@ -1,0 +1,258 @@
+"""The caching cases M01 to M21 of the Messages API, in words, through both SDKs.
+
+WT: one word is one token, no template, a minimum of 512 tokens; t is the request's start.
+"""
+
+import pytest
+
+from tests.sdk.versions import OLD, SdkError
+from tests.system.conversation import (
+    AUTOMATIC,
+    Conversation,
+    Usage,
+    assistant,
+    hundreds,
+    text,
+    user,
+    words,
+)
+from tests.system.word_stack import WordStack
+
+pytestmark = pytest.mark.usefixtures("sdk")
+
+
+def test_m01_the_second_request_reads_what_the_first_wrote(
+    stack: WordStack, talk: Conversation
+) -> None:
+    system = [text(2000, "s", ttl="5m")]
+
+    first = talk.usage(system=system, messages=[user(words(20, "u"))])
+    stack.at(10)
+    second = talk.usage(system=system, messages=[user(words(30, "v"))])
+
+    assert first == Usage(w5=2000, input=20)
+    assert second == Usage(read=2000, input=30)
+    assert first.base_input_twentieths == 20 * 2520
+    assert second.base_input_twentieths == 20 * 230
+
+
+@pytest.mark.parametrize(("later", "hit"), [(290, True), (301, False)])
+def test_m02_an_entry_lives_from_the_start_of_its_request(
+    stack: WordStack, talk: Conversation, later: int, hit: bool
+) -> None:
+    body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(words(20, "u"))]}
+
+    with stack.gate.closed_after(steps=4):
+        stack.in_background(lambda: talk.usage(**body))
+        stack.gate.wait_closed()
+        stack.at(240)
+    stack.wait_background()
+    stack.at(later)
+
+    assert stack.other_sdk_talk(talk).usage(**body) == (
+        Usage(read=2000, input=20) if hit else Usage(w5=2000, input=20)
+    )
+
+
+def test_m03_each_read_starts_the_time_to_live_again(stack: WordStack, talk: Conversation) -> None:
+    body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(words(20, "u"))]}
+
+    split = []
+    for seconds in (0, 240, 480, 720):
+        stack.at(seconds)
+        split.append(talk.usage(**body))
+
+    assert split == [Usage(w5=2000, input=20), *[Usage(read=2000, input=20)] * 3]
+
+
+def test_m04_a_short_prefix_is_neither_written_nor_an_error(talk: Conversation) -> None:
+    short = {"system": [text(511, "s", ttl="5m")], "messages": [user(words(5, "u"))]}
+    long = {"system": [text(512, "s", ttl="5m")], "messages": [user(words(5, "u"))]}
+
+    assert [talk.usage(**short), talk.usage(**short)] == [Usage(input=516)] * 2
+    assert talk.usage(**long) == Usage(w5=512, input=5)
+    assert talk.usage(**long) == Usage(read=512, input=5)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"), [(34, Usage(read=1500, w5=1900)), (35, Usage(w5=3500))]
+)
+def test_m05_a_lookup_goes_back_twenty_positions(
+    stack: WordStack, talk: Conversation, blocks: int, expected: Usage
+) -> None:
+    assert talk.usage(messages=[hundreds(10, marked=[10])]) == Usage(w5=1000)
+    stack.at(1)
+    assert talk.usage(messages=[hundreds(15, marked=[15])]) == Usage(read=1000, w5=500)
+    stack.at(2)
+
+    assert talk.usage(messages=[hundreds(blocks, marked=[blocks])]) == expected
+
+
+def test_m06_an_earlier_marker_opens_a_second_window(stack: WordStack, talk: Conversation) -> None:
+    talk.usage(messages=[hundreds(10, marked=[10])])
+    stack.at(1)
+    talk.usage(messages=[hundreds(15, marked=[15])])
+    stack.at(2)
+
+    last = talk.usage(messages=[hundreds(35, marked=[15, 35])])
+
+    assert last == Usage(read=1500, w5=2000)
+
+
+def test_m08_a_long_life_after_a_short_one_is_refused(talk: Conversation) -> None:
+    system = [text(600, "s", ttl="5m")]
+    path = "messages.0.content.0.cache_control.ttl"
+
+    with pytest.raises(SdkError) as refused:
+        talk.create(system=system, messages=[user(text(600, "u", ttl="1h"))])
+
+    assert refused.value.status == 400
+    assert path in refused.value.message
+    assert "a ttl='1h' cache_control block must not come after a ttl='5m'" in refused.value.message
+
+    with pytest.raises(SdkError, match=r"system\.1\.cache_control\.ttl"):
+        talk.create(system=[*system, text(600, "t", ttl="1h")], messages=[user("hello")])
+
+
+def test_m09_five_markers_are_one_too_many(talk: Conversation) -> None:
+    five = [text(10, f"t{i}.", ttl="5m") for i in range(5)]
+
+    with pytest.raises(SdkError, match=r"Found 5\.") as refused:
+        talk.create(messages=[user(*five)])
+    assert refused.value.status == 400
+
+    with pytest.raises(SdkError, match=r"Found 5\."):
+        talk.create(cache_control=AUTOMATIC, messages=[user(*five[:4], text(10, "last"))])
+
+
+def test_m10_automatic_caching_follows_the_conversation(
+    stack: WordStack, talk: Conversation
+) -> None:
+    system = [text(1500, "s")]
+    turns = [
+        [user(words(50, "u"))],
+        [assistant(words(120, "a")), user(words(60, "v"))],
+        [assistant(words(200, "b")), user(words(10, "w"))],
+    ]
+
+    split, messages = [], []
+    for seconds, turn in enumerate(turns):
+        stack.at(seconds)
+        messages += turn
+        split.append(talk.usage(cache_control=AUTOMATIC, system=system, messages=messages))
+
+    assert split == [
+        Usage(w5=1550),
+        Usage(read=1550, w5=180),
+        Usage(read=1730, w5=210),
+    ]
+
+
+def test_m11_the_automatic_marker_joins_an_equal_one(talk: Conversation) -> None:
+    blocks = [text(300, f"t{i}.", ttl="5m") for i in range(4)]
+
+    assert talk.usage(cache_control=AUTOMATIC, messages=[user(*blocks)]) == Usage(w5=1200)
+
+    with pytest.raises(SdkError) as refused:
+        talk.create(cache_control=AUTOMATIC, messages=[user(text(600, "u", ttl="1h"))])
+    assert refused.value.status == 400
+
+
+def test_m13_without_a_marker_nothing_is_claimed(talk: Conversation) -> None:
+    body = {"messages": [user(words(3000, "u"))]}
+
+    assert [talk.usage(**body), talk.usage(**body)] == [Usage(input=3000)] * 2
+
+
+def test_m15_no_workspace_reads_what_another_wrote(stack: WordStack, talk: Conversation) -> None:
+    body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(words(20, "u"))]}
+    same_organization = stack.talk(talk, key=stack.new_key(organization="same"))
+    other_organization = stack.talk(talk, key=stack.new_key(organization="new"))
+
+    split = [t.usage(**body) for t in (talk, same_organization, other_organization)]
+
+    assert split == [Usage(w5=2000, input=20)] * 3
+    assert same_organization.usage(**body) == Usage(read=2000, input=20)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["to_param", "string"])
+def test_m16_an_answer_sent_back_is_the_same_prefix(
+    talk: Conversation, version: str, plain: bool
+) -> None:
+    if version == OLD:
+        return  # its messages have no to_param()
+    first = talk.create(cache_control=AUTOMATIC, messages=[user(words(600, "u"))])
+    answer = first["param"]
+    if plain:
+        answer = {"role": "assistant", "content": first["message"]["content"][0]["text"]}
+
+    second = talk.usage(
+        cache_control=AUTOMATIC,
+        messages=[user(words(600, "u")), answer, user(words(20, "v"))],
+    )
+
+    assert second == Usage(read=600, w5=25)
+
+
+def test_m17_zero_output_tokens_warm_the_cache(talk: Conversation) -> None:
+    system = [text(800, "s", ttl="5m")]
+    body = {"system": system, "messages": [user("warmup")], "max_tokens": 0}
+
+    message = talk.create(**body)["message"]
+
+    assert message["content"] == []
+    assert message["stop_reason"] == "max_tokens"
+    assert message["usage"]["output_tokens"] == 0
+    assert message["usage"]["cache_creation_input_tokens"] == 800
+    assert message["usage"]["input_tokens"] == 1
+    assert talk.usage(system=system, messages=[user(words(9, "u"))]) == Usage(read=800, input=9)
+    for variant in (
+        {"stream": True},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+        {"tool_choice": {"type": "any"}},
+    ):
+        with pytest.raises(SdkError) as refused:
+            talk.create(**body, extra_body=variant)
+        assert refused.value.status == 400, variant
+
+
+def test_m19_a_marker_in_a_wrong_place_is_refused(talk: Conversation) -> None:
+    marker = {"cache_control": {"type": "ephemeral"}}
+    thinking = {"type": "thinking", "thinking": "hm", "signature": "s", **marker}
+    faults = {
+        "thinking.cache_control: Extra inputs are not permitted": [
+            user("a"), {"role": "assistant", "content": [thinking]}, user("b")
+        ],
+        "cache_control cannot be set for empty text blocks": [
+            user({"type": "text", "text": "", **marker}, "a")
+        ],
+        "messages.0.cache_control: Extra inputs are not permitted": [user("a") | marker],
+        "messages.0.content.0.text.cache_control.ttl": [user(text(5, ttl="2h"))],
+    }  # fmt: skip
+
+    for wording, messages in faults.items():
+        with pytest.raises(SdkError) as refused:
+            talk.create(messages=messages)
+        assert refused.value.status == 400
+        assert wording in refused.value.message
+
+
+def test_m20_a_changing_marked_block_is_written_every_time(
+    stack: WordStack, talk: Conversation
+) -> None:
+    split = []
+    for seconds in range(3):
+        stack.at(seconds)
+        stamped = text(10, f"time{seconds}.", ttl="5m")
+        split.append(talk.usage(messages=[user(text(1500, "stable"), stamped)]))
+
+    assert split == [Usage(w5=1510)] * 3
+
+
+def test_m21_more_markers_cost_the_same(stack: WordStack, talk: Conversation) -> None:
+    one = [hundreds(24, marked=[24])]
+    four = [hundreds(24, marked=[6, 12, 18, 24])]
+    other = stack.talk(talk, key=stack.new_key(organization="new"))
+
+    assert talk.usage(messages=one) == other.usage(messages=four) == Usage(w5=2400)
