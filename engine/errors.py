@@ -1,0 +1,53 @@
+"""What can go wrong in the engine, as one tree.
+
+EngineError
+├── ModelFileError      a model file is missing, damaged or not what its folder says
+├── ModelFetchError     the default model could not be fetched
+├── UnsupportedModel    the folder is whole, but this engine cannot run it
+└── KVCacheTooSmall     the memory given to the KV cache holds not even one block
+"""
+
+from pathlib import Path
+
+
+class EngineError(Exception):
+    """An operating error of the engine; its text is one sentence fit for the operator."""
+
+
+class ModelFileError(EngineError):
+    """A model file is missing, damaged or not what its folder says."""
+
+    def __init__(self, problem: str, path: Path, cure: str) -> None:
+        super().__init__(f"{problem}: {path}; {cure}")
+        self.problem = problem
+        self.path = path
+        self.cure = cure
+
+
+class ModelFetchError(EngineError):
+    """The default model could not be fetched."""
+
+    def __init__(self, problem: str, cure: str) -> None:
+        super().__init__(f"Could not fetch the default model: {problem}; {cure}")
+        self.problem = problem
+        self.cure = cure
+
+
+class UnsupportedModel(EngineError):  # noqa: N818 - a property of the model, named as one
+    """The folder is whole, but this engine cannot run it."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"Unsupported model: {path}; {what}")
+        self.path = path
+        self.what = what
+
+
+class KVCacheTooSmall(EngineError):  # noqa: N818 - a property of the setting, named as one
+    """The memory given to the KV cache holds not even one block."""
+
+    def __init__(self, given_bytes: int, block_bytes: int) -> None:
+        super().__init__(
+            f"KV cache memory is too small: {given_bytes} bytes; one block takes {block_bytes}"
+        )
+        self.given_bytes = given_bytes
+        self.block_bytes = block_bytes

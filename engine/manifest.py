@@ -1,0 +1,76 @@
+"""The manifest of a model folder that kvmeter wrote: every file's size and SHA-256.
+
+It is written last, so a folder that has one was whole when it was made; whoever loads the folder
+checks it and so finds a file that was damaged or removed since.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from engine.errors import ModelFileError
+
+MANIFEST = "kvmeter-manifest.json"
+CURE = "delete the folder and run `kvmeter models fetch`"
+
+
+def write_manifest(folder: Path) -> None:
+    """Record every file now in `folder`."""
+    names = sorted(path.name for path in folder.iterdir())
+    digests = file_digests(folder / name for name in names)
+    files = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": digests[folder / name]}
+        for name in names
+    }
+    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
+
+
+def check_sizes(folder: Path) -> None:
+    """Check that every file of the manifest is there in its full length; reads no contents.
+
+    Raises ModelFileError naming the first file that is not, or the manifest if it is missing.
+    """
+    for path, size_bytes, _ in _entries(folder):
+        if not path.is_file():
+            raise ModelFileError("Model file is missing", path, CURE)
+        if path.stat().st_size != size_bytes:
+            raise ModelFileError("Model file is damaged", path, CURE)
+
+
+def check_contents(folder: Path, digests: dict[Path, str] | None = None) -> None:
+    """Check every file of the manifest against its SHA-256; `digests` holds those known already.
+
+    Raises ModelFileError naming the first file that differs.
+    """
+    check_sizes(folder)
+    known = digests or {}
+    entries = _entries(folder)
+    known = known | file_digests(path for path, _, _ in entries if path not in known)
+    for path, _, sha256 in entries:
+        if known[path] != sha256:
+            raise ModelFileError("Model file is damaged", path, CURE)
+
+
+def file_digests(paths: Iterable[Path]) -> dict[Path, str]:
+    """The SHA-256 of each file in hexadecimal; shards are hashed side by side."""
+    wanted = list(paths)
+    with ThreadPoolExecutor() as pool:  # hashing lets go of the interpreter lock
+        return dict(zip(wanted, pool.map(_sha256, wanted), strict=True))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _entries(folder: Path) -> list[tuple[Path, int, str]]:
+    path = folder / MANIFEST
+    try:
+        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        return [(folder / name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
+    except FileNotFoundError as error:
+        raise ModelFileError("Model folder is incomplete", path, CURE) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError("Model file is damaged", path, CURE) from error

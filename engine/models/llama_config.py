@@ -1,0 +1,139 @@
+"""LlamaConfig: what config.json says about a Llama-architecture model, and its rotary tables."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.errors import ModelFileError, UnsupportedModel
+
+CURE = "download the model folder again"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama 3's stretch of the rotary frequencies (`rope_type` "llama3")."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """A Llama model's shape; names as in config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> "LlamaConfig":
+        """Read `folder`/config.json.
+
+        Raises ModelFileError if it is missing or damaged, UnsupportedModel if it describes
+        something this engine does not compute.
+        """
+        path = folder / "config.json"
+        raw = read_json(path)
+        if raw.get("model_type") != "llama":
+            raise UnsupportedModel(path, f"model_type is {raw.get('model_type')!r}, not 'llama'")
+        if raw.get("hidden_act", "silu") != "silu":
+            raise UnsupportedModel(path, f"hidden_act is {raw['hidden_act']!r}, not 'silu'")
+        if raw.get("quantization_config"):
+            raise UnsupportedModel(path, "the weights are quantised")
+        try:
+            return cls._from_json(raw, path)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelFileError("Model config is damaged", path, CURE) from error
+
+    @classmethod
+    def _from_json(cls, raw: dict[str, Any], path: Path) -> "LlamaConfig":
+        heads = int(raw["num_attention_heads"])
+        rope = raw.get("rope_parameters") or {}  # transformers 5 keeps all of rope in here
+        return cls(
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=int(raw["hidden_size"]),
+            intermediate_size=int(raw["intermediate_size"]),
+            num_hidden_layers=int(raw["num_hidden_layers"]),
+            num_attention_heads=heads,
+            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // heads),
+            max_position_embeddings=int(raw["max_position_embeddings"]),
+            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10_000.0))),
+            rope_scaling=_rope_scaling(rope or raw.get("rope_scaling") or {}, path),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            attention_bias=bool(raw.get("attention_bias", False)),
+            mlp_bias=bool(raw.get("mlp_bias", False)),
+        )
+
+
+def _rope_scaling(raw: dict[str, Any], path: Path) -> RopeScaling | None:
+    kind = raw.get("rope_type", raw.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise UnsupportedModel(path, f"rope_type is {kind!r}, not 'default' or 'llama3'")
+    return RopeScaling(
+        factor=float(raw["factor"]),
+        low_freq_factor=float(raw["low_freq_factor"]),
+        high_freq_factor=float(raw["high_freq_factor"]),
+        original_max_position_embeddings=int(raw["original_max_position_embeddings"]),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelFileError if it is missing or not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelFileError("Model file is missing", path, CURE) from error
+    except ValueError as error:
+        raise ModelFileError("Model file is damaged", path, CURE) from error
+    if not isinstance(value, dict):
+        raise ModelFileError("Model file is damaged", path, CURE)
+    return value
+
+
+def rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and signed sines of every position: two [max_position_embeddings, head_dim] float32.
+
+    The first half of each sine row is negated, so that rotating x by halves is
+    `x * cos + roll(x, head_dim / 2) * sin`.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = 1.0 / config.rope_theta**exponents
+    if config.rope_scaling is not None:
+        frequencies = _stretched(frequencies, config.rope_scaling)
+    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+
+
+def _stretched(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Slow long waves by `factor`, keep short ones, blend between.
+
+    Source: the Llama 3.1 model description; a wave is long when it turns fewer than
+    `low_freq_factor` times in the original context, short above `high_freq_factor` times.
+    """
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    spread = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = ((turns - scaling.low_freq_factor) / spread).clamp(0.0, 1.0)
+    return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
