@@ -4,6 +4,7 @@ WT: one word is one token, no template, a minimum of 512 tokens; t is the reques
 """
 
 import pytest
+from tests.system.word_stack import WordStack
 
 from tests.sdk.versions import OLD, SdkError
 from tests.system.conversation import (
@@ -16,7 +17,6 @@ from tests.system.conversation import (
     user,
     words,
 )
-from tests.system.word_stack import WordStack
 
 pytestmark = pytest.mark.usefixtures("sdk")
 

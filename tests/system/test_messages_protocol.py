@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.system.word_stack import WordStack
 
 from tests.sdk.versions import SdkError
 from tests.system.conversation import (
@@ -17,7 +18,6 @@ from tests.system.conversation import (
     user,
     words,
 )
-from tests.system.word_stack import WordStack
 
 BODY: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": [user("hello there")]}
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -90,9 +90,7 @@ def test_m30_sampling_fields_belong_to_the_old_version(
     headers = {"anthropic-version": api_version}
 
     with stack.http(talk) as client:
-        response = client.post(
-            "/v1/messages", json={**BODY, "temperature": 1.0}, headers=headers
-        )
+        response = client.post("/v1/messages", json={**BODY, "temperature": 1.0}, headers=headers)
 
     assert response.status_code == status
     if status == 400:

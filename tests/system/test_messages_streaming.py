@@ -2,10 +2,10 @@
 
 import httpx
 import pytest
+from tests.system.word_stack import WordStack
 
 from tests.sdk.versions import SdkError
 from tests.system.conversation import MODEL, Conversation, Usage, read_usage, text, user, words
-from tests.system.word_stack import WordStack
 
 
 def test_m22_a_stream_tells_what_a_message_tells(stack: WordStack, talk: Conversation) -> None:
