@@ -4,7 +4,11 @@ EngineError
 ├── ModelFileError      a model file is missing, damaged or not what its folder says
 ├── ModelFetchError     the default model could not be fetched
 ├── UnsupportedModel    the folder is whole, but this engine cannot run it
-└── KVCacheTooSmall     the memory given to the KV cache holds not even one block
+├── KVCacheTooSmall     the memory given to the KV cache holds not even one block
+├── FrameError          a frame, or a value in it, is not what the protocol says
+├── AddressError        an engine address cannot be read, bound or reached
+├── JournalError        the journal cannot be locked, read or written; the engine must stop
+└── SettingError        a command line value that this machine cannot serve
 """
 
 from pathlib import Path
@@ -51,3 +55,19 @@ class KVCacheTooSmall(EngineError):  # noqa: N818 - a property of the setting, n
         )
         self.given_bytes = given_bytes
         self.block_bytes = block_bytes
+
+
+class FrameError(EngineError):
+    """A frame, or a value in it, is not what the protocol says."""
+
+
+class AddressError(EngineError):
+    """An engine address cannot be read, bound or reached."""
+
+
+class JournalError(EngineError):
+    """The journal cannot be locked, read or written; the engine must stop."""
+
+
+class SettingError(EngineError):
+    """A command line value that this machine cannot serve."""

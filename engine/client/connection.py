@@ -1,0 +1,220 @@
+"""The asyncio end of the engine link: connects, reconnects, and hands out what the engine says."""
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, NoReturn
+
+from engine.address import TcpAddress, parse_address, short_path, tune
+from engine.client.generation import LinkGeneration
+from engine.client.interface import EngineClient, EngineLost, Generation
+from engine.errors import FrameError
+from engine.frames import (
+    Abort,
+    ClientMessage,
+    EngineMessage,
+    Fault,
+    Found,
+    FrameReader,
+    Gauges,
+    Hello,
+    Lookup,
+    Stats,
+    Step,
+    Submit,
+    encode_client,
+)
+from engine.protocol import PROTOCOL_VERSION, EngineInfo, EngineRecord, GenerateRequest
+
+FIRST_DELAY_SECONDS = 0.05  # an engine that was restarted is back at once
+MAX_DELAY_SECONDS = 1.0  # a gateway waits at most this long for an engine that is back
+GREETING_SECONDS = 30.0  # a step of the engine may come first
+CALL_SECONDS = 30.0  # likewise
+LOOKUP_IDS = 1_000  # a frame's share of a long lookup
+MAX_UNSENT_BYTES = 64 << 20  # an engine that far behind is not reading
+_CHUNK_BYTES = 256 << 10
+
+
+def connect_engine(url: str) -> EngineClient:
+    """A client that keeps itself connected to `url`, `unix:PATH` or `tcp://HOST:PORT`.
+
+    Call it inside a running event loop; `await client.ready(...)` waits for the first link. Raises
+    AddressError for a URL that is none.
+    """
+    return LinkClient(url)
+
+
+class LinkClient:
+    """A multiplexed link to one engine that reconnects by itself; see `EngineClient`."""
+
+    def __init__(self, url: str) -> None:
+        """Start connecting."""
+        self._url = url
+        self._address = parse_address(url)
+        self._info: EngineInfo | None = None
+        self._linked = asyncio.Event()
+        self._trouble = "not connected yet"
+        self._writer: asyncio.StreamWriter | None = None
+        # Weak: a generation that nobody iterates any more is not kept for its last event.
+        self._generations: weakref.WeakValueDictionary[str, LinkGeneration] = (
+            weakref.WeakValueDictionary()
+        )
+        self._call_ids = count()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._keep_linked(), name=f"engine link {url}")
+
+    async def ready(self, timeout_seconds: float) -> EngineInfo:
+        """Wait for a live link and return what the engine is. Raises EngineLost after the bound."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self._info is None:
+                    await self._linked.wait()
+        except TimeoutError:
+            raise EngineLost(f"No engine at {self._url}: {self._trouble}") from None
+        return self._info
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What the connected engine is; None while there is no link."""
+        return self._info
+
+    def generate(self, request: GenerateRequest) -> Generation:
+        """Submit a request. Raises EngineLost if there is no link now."""
+        request_id = request.request_id
+        assert request_id not in self._generations, f"Request id in use: {request_id}"
+        writer = self._writer
+        if self._info is None or writer is None:
+            raise EngineLost(f"No engine at {self._url}: {self._trouble}")
+        self._send(Submit(request), writer)
+        generation = LinkGeneration(
+            request_id,
+            send=lambda message: self._send(message, writer),
+            abandon=lambda: self._abandon(request_id, writer),
+        )
+        self._generations[request_id] = generation
+        return generation
+
+    async def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord | None]:
+        """The closed records of these requests; see `EngineClient`. Raises EngineLost."""
+        records: dict[str, EngineRecord | None] = {}
+        for start in range(0, len(request_ids), LOOKUP_IDS):
+            ids = tuple(request_ids[start : start + LOOKUP_IDS])
+            records |= await self._call(Lookup(next(self._call_ids), ids))
+        return records
+
+    async def stats(self) -> dict[str, float]:
+        """Gauges and counters by metric name. Raises EngineLost."""
+        gauges: dict[str, float] = await self._call(Stats(next(self._call_ids)))
+        return gauges
+
+    async def close(self) -> None:
+        """End the link and every generation on it."""
+        self._trouble = "this client was closed"
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _call(self, question: Lookup | Stats) -> Any:
+        """Ask and wait for the answer with the same number."""
+        if self._info is None or self._writer is None:
+            raise EngineLost(f"No engine at {self._url}: {self._trouble}")
+        answer = self._loop.create_future()
+        self._calls[question.call] = answer
+        try:
+            self._send(question, self._writer)
+            async with asyncio.timeout(CALL_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise EngineLost(f"No answer from {self._url} in {CALL_SECONDS:.0f} s") from None
+        finally:
+            del self._calls[question.call]
+
+    async def _keep_linked(self) -> None:
+        """Connect, read to the end of the link, and again; the pauses grow while nobody answers."""
+        delay = FIRST_DELAY_SECONDS
+        while True:
+            try:
+                await self._run_link()
+            except (OSError, FrameError, EngineLost) as error:  # TimeoutError is an OSError
+                self._trouble = str(error) or "it does not answer"
+            finally:
+                was_linked = self._linked.is_set()
+                self._forget_link()
+            delay = FIRST_DELAY_SECONDS if was_linked else min(2 * delay, MAX_DELAY_SECONDS)
+            await asyncio.sleep(delay)
+
+    async def _run_link(self) -> NoReturn:
+        """One link, from its first byte to its last; raises why it ended."""
+        reader, writer = await self._open()
+        frames = FrameReader(EngineMessage)
+        try:
+            self._send(Hello(), writer)
+            async with asyncio.timeout(GREETING_SECONDS):
+                while not self._linked.is_set():
+                    self._take(frames, await reader.read(_CHUNK_BYTES), writer)
+            while True:
+                self._take(frames, await reader.read(_CHUNK_BYTES), writer)
+        finally:
+            writer.transport.abort()
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._address, TcpAddress):
+            streams = await asyncio.open_connection(self._address.host, self._address.port)
+            tune(streams[1].get_extra_info("socket"))
+            return streams
+        with short_path(self._address.path) as name:
+            return await asyncio.open_unix_connection(name)
+
+    def _take(self, frames: FrameReader, data: bytes, writer: asyncio.StreamWriter) -> None:
+        if not data:
+            raise EngineLost("the engine closed the link")
+        for message in frames.feed(data):
+            self._take_message(message, writer)
+
+    def _take_message(self, message: EngineMessage, writer: asyncio.StreamWriter) -> None:
+        match message:
+            case Step(events):
+                for event in events:
+                    generation = self._generations.get(event.request_id)
+                    if generation is not None:
+                        generation.deliver(event)
+                    if generation is not None and generation.has_ended:
+                        del self._generations[event.request_id]
+            case Found(call, answer) | Gauges(call, answer):
+                if (waiting := self._calls.get(call)) is not None and not waiting.done():
+                    waiting.set_result(answer)
+            case Hello(version, info):
+                if version != PROTOCOL_VERSION or info is None:
+                    raise EngineLost(f"the engine speaks version {version}")
+                self._info, self._writer = info, writer
+                self._linked.set()
+            case Fault(reason):
+                raise EngineLost(f"the engine refused the link: {reason}")
+
+    def _forget_link(self) -> None:
+        """Tell everything that waited on the link that it is gone. Idempotent."""
+        self._info = self._writer = None
+        self._linked.clear()
+        reason = f"Lost the engine at {self._url}: {self._trouble}"
+        for generation in list(self._generations.values()):
+            generation.lose(reason)
+        self._generations.clear()
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(EngineLost(reason))
+
+    def _send(self, message: ClientMessage, writer: asyncio.StreamWriter) -> None:
+        """Write without waiting; what is sent on a link that has ended goes nowhere."""
+        if writer.is_closing():
+            return
+        writer.write(encode_client(message))
+        if writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            writer.transport.abort()
+
+    def _abandon(self, request_id: str, writer: asyncio.StreamWriter) -> None:
+        """Abort a request whose generation was thrown away. Safe from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the link with it
+            self._loop.call_soon_threadsafe(self._send, Abort(request_id), writer)

@@ -1,0 +1,255 @@
+"""The engine's memory of what it did: facts are written here before any frame tells them.
+
+Two kinds of segment lie in one folder. `open-N.log` has the facts of requests in flight: admitted,
+committed, produced. `closed-N.log` has one final record a request, and is what lookups read. A kill
+loses nothing that was written; a power cut loses at most the last SYNC_MS. At the next start every
+request that is open and not closed gets its record: engine_lost, with the last facts written.
+
+Closed records are kept until they fill KEPT_BYTES, about 200,000 requests; the oldest go first.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from engine.errors import FrameError, JournalError
+from engine.protocol import EngineRecord
+from engine.segments import (
+    Segment,
+    read_line,
+    read_segment,
+    segment_numbers,
+    segment_path,
+    sync_folder,
+)
+from engine.wire import from_plain, to_plain
+
+SYNC_MS = 100
+SEGMENT_BYTES = 8 << 20
+KEPT_BYTES = 128 << 20
+_OFFSET_BITS = 40  # a line's place is one integer, segment number above offset: the index is large
+
+
+class Journal:
+    """Facts in, closed records out; one engine at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], int],
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        """Lock the folder and close what an earlier engine left open. Raises JournalError.
+
+        `clock` is monotonic, in milliseconds.
+        """
+        self._folder, self._clock = folder, clock
+        self._segment_bytes, self._kept_bytes = segment_bytes, kept_bytes
+        self._places: dict[str, int] = {}  # closed requests, oldest first
+        self._in_flight: dict[str, _InFlight] = {}
+        self._produced: dict[str, int] = {}  # since the last flush
+        self._sync_due_ms: int | None = None
+        self._lock = _locked(folder)
+        try:
+            self._recover()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def admitted(self, record: EngineRecord) -> None:
+        """A request was admitted: its facts and grants are final from here."""
+        self._in_flight[record.request_id] = _InFlight(record, record.output_tokens)
+        self._open.append({"admitted": to_plain(EngineRecord, record)})
+
+    def committed(self, request_id: str, tokens: int) -> None:
+        """The breakpoint at `tokens` is computed and pinned."""
+        self._in_flight[request_id].committed.add(tokens)
+        self._open.append({"committed": request_id, "tokens": tokens})
+
+    def produced(self, request_id: str, output_tokens: int) -> None:
+        """The request has `output_tokens` output tokens in all."""
+        self._in_flight[request_id].output_tokens = output_tokens
+        self._produced[request_id] = output_tokens
+
+    def finished(self, record: EngineRecord) -> None:
+        """The request ended; this record is the truth about it."""
+        self._in_flight.pop(record.request_id, None)
+        offset = self._closed.append(to_plain(EngineRecord, record))
+        self._places[record.request_id] = self._closed.number << _OFFSET_BITS | offset
+
+    def flush(self) -> None:
+        """Write what was noted since the last call; only then may frames tell it.
+
+        Raises JournalError: an engine that cannot write its journal must stop.
+        """
+        if self._produced:
+            self._open.append({"produced": self._produced})
+            self._produced = {}
+        wrote_open, wrote_closed = self._open.write(), self._closed.write()
+        if (wrote_open or wrote_closed) and self._sync_due_ms is None:
+            self._sync_due_ms = self._clock() + SYNC_MS
+        if self._sync_due_ms is not None and self._clock() >= self._sync_due_ms:
+            self._sync()
+        if self._closed.size >= self._segment_bytes:
+            self._rotate_closed()
+        if self._open.size >= self._segment_bytes:
+            self._rotate_open()
+
+    @property
+    def sync_due_ms(self) -> int | None:
+        """When `flush` must be called again at the latest; None if all is synced."""
+        return self._sync_due_ms
+
+    def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord]:
+        """The closed records among these requests. Raises JournalError."""
+        self.flush()
+        return {
+            request_id: self._record_at(self._places[request_id])
+            for request_id in request_ids
+            if request_id in self._places
+        }
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether this request was ever admitted, as far back as the journal goes."""
+        return request_id in self._places or request_id in self._in_flight
+
+    def close(self) -> None:
+        """Write and sync everything and let another engine have the folder."""
+        try:
+            self.flush()
+            self._sync()
+        finally:
+            self._open.close()
+            self._closed.close()
+            os.close(self._lock)
+
+    def _recover(self) -> None:
+        """Index the closed records, give every request left open one, then start afresh."""
+        for number in segment_numbers(self._folder, "closed"):
+            for offset, data in read_segment(segment_path(self._folder, "closed", number)):
+                self._places[data["request_id"]] = number << _OFFSET_BITS | offset
+        stale = segment_numbers(self._folder, "open")
+        lost = self._left_open(stale)
+        self._closed = self._next_segment("closed")
+        self._open = self._next_segment("open")
+        for request in lost:
+            self.finished(replace(request.record_now(), finish_reason="engine_lost"))
+        self.flush()
+        self._sync()
+        for number in stale:
+            self._drop("open", number)
+        self._drop_oldest()
+
+    def _left_open(self, numbers: list[int]) -> list["_InFlight"]:
+        """What the open segments say of requests that no closed segment has."""
+        requests: dict[str, _InFlight] = {}
+        for number in numbers:
+            path = segment_path(self._folder, "open", number)
+            for _, line in read_segment(path):
+                if "admitted" in line:
+                    record = _record(line["admitted"], path)
+                    requests[record.request_id] = _InFlight(record, record.output_tokens)
+                elif "produced" in line:
+                    for request_id, output_tokens in line["produced"].items():
+                        if request_id in requests:
+                            requests[request_id].output_tokens = output_tokens
+                elif line["committed"] in requests:
+                    requests[line["committed"]].committed.add(line["tokens"])
+        return [request for id_, request in requests.items() if id_ not in self._places]
+
+    def _rotate_closed(self) -> None:
+        self._closed.sync()
+        self._closed.close()
+        self._closed = self._next_segment("closed")
+        self._drop_oldest()
+
+    def _rotate_open(self) -> None:
+        """Carry what is in flight into a new segment; the old one has nothing more to say."""
+        old, self._open = self._open, self._next_segment("open")
+        for request in self._in_flight.values():
+            self._open.append({"admitted": to_plain(EngineRecord, request.record_now())})
+        self._open.write()
+        self._sync()
+        old.close()
+        self._drop("open", old.number)
+
+    def _drop_oldest(self) -> None:
+        """Remove the oldest closed segments until the rest fits, and forget their records."""
+        sizes = {
+            number: segment_path(self._folder, "closed", number).stat().st_size
+            for number in segment_numbers(self._folder, "closed")
+            if number != self._closed.number
+        }
+        kept_bytes = sum(sizes.values())
+        for number, size in sizes.items():
+            if size and kept_bytes <= self._kept_bytes:
+                continue
+            kept_bytes -= size
+            self._drop("closed", number)
+            while self._places:
+                oldest = next(iter(self._places))
+                if self._places[oldest] >> _OFFSET_BITS != number:
+                    break
+                del self._places[oldest]
+
+    def _drop(self, kind: str, number: int) -> None:
+        segment_path(self._folder, kind, number).unlink(missing_ok=True)
+
+    def _next_segment(self, kind: str) -> Segment:
+        numbers = segment_numbers(self._folder, kind)
+        segment = Segment(self._folder, kind, numbers[-1] + 1 if numbers else 1)
+        sync_folder(self._folder)
+        return segment
+
+    def _sync(self) -> None:
+        self._open.sync()
+        self._closed.sync()
+        self._sync_due_ms = None
+
+    def _record_at(self, place: int) -> EngineRecord:
+        path = segment_path(self._folder, "closed", place >> _OFFSET_BITS)
+        return _record(read_line(path, place & ((1 << _OFFSET_BITS) - 1)), path)
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """An admitted request that has not ended: its record at admission, and what came since."""
+
+    record: EngineRecord
+    output_tokens: int
+    committed: set[int] = field(default_factory=set)
+
+    def record_now(self) -> EngineRecord:
+        """The record with the facts up to now."""
+        grants = tuple(
+            replace(grant, committed=grant.committed or grant.tokens in self.committed)
+            for grant in self.record.grants
+        )
+        return replace(self.record, grants=grants, output_tokens=self.output_tokens)
+
+
+def _record(data: object, path: Path) -> EngineRecord:
+    try:
+        record: EngineRecord = from_plain(EngineRecord, data)
+    except FrameError as error:
+        raise JournalError(f"The journal {path} is of another version: {error}") from error
+    return record
+
+
+def _locked(folder: Path) -> int:
+    """Hold the folder's lock until the descriptor is closed, by us or by our death."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise JournalError(f"Cannot write the journal {folder}: {error.strerror}.") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise JournalError(f"Another engine is using the journal: {folder}") from None
+    return lock

@@ -1,0 +1,242 @@
+"""Serves one engine core to its clients: a single-threaded loop around `core.step`.
+
+One turn: wait, read every link, step the core, write the journal, answer. Nothing that a client
+sends ends the loop, and no frame leaves before the journal has the facts in it. A link's end aborts
+its requests.
+"""
+
+import os
+import selectors
+import socket
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from engine.address import tune
+from engine.core import EngineCore
+from engine.errors import EngineError, FrameError
+from engine.frames import (
+    Abort,
+    ClientMessage,
+    Finish,
+    Found,
+    Gauges,
+    Hello,
+    Lookup,
+    Stats,
+    Step,
+    Submit,
+)
+from engine.journal import Journal
+from engine.link import Link
+from engine.protocol import EngineInfo, EngineRecord, Event, Finished, GenerateRequest, Rejected
+
+MAX_LINKS = 64  # a gateway needs one
+MAX_LOOKUP_IDS = 4_096  # keeps an answer well under a frame
+
+
+class EngineServer:
+    """The loop. `run` in any one thread; `stop` and `wake` from any other."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        info: EngineInfo,
+        listener: socket.socket,
+        journal: Journal,
+        clock: Callable[[], int],
+    ) -> None:
+        """`clock` is monotonic, in milliseconds; the listener does not block."""
+        self._core, self._info, self._journal, self._clock = core, info, journal, clock
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._links: set[Link] = set()
+        self._owners: dict[str, Link] = {}
+        self._outbox: defaultdict[Link, list[Event]] = defaultdict(list)
+        self._questions: list[tuple[Link, Lookup | Stats]] = []
+        self._stopping = False
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._read_wakes)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def run(self) -> None:
+        """Serve until `stop`; then abort what runs, close its records and end every link.
+
+        Raises JournalError when facts can no longer be written.
+        """
+        try:
+            while not self._stopping:
+                self._wait()
+                self._turn()
+            self._end()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """End `run` after the current step. Safe from other threads and from signal handlers."""
+        self._stopping = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Make the loop look at its clock again. Safe from other threads."""
+        with suppress(OSError):  # full: it will wake anyway; closed: it has ended
+            self._waker.send(b".")
+
+    def stop_at_end_of(self, fd: int) -> None:
+        """Stop when `fd`, a pipe or a terminal, reaches its end."""
+
+        def read(_mask: int) -> None:
+            if not os.read(fd, 4096):
+                self._selector.unregister(fd)
+                self._stopping = True
+
+        try:
+            self._selector.register(fd, selectors.EVENT_READ, read)
+        except PermissionError as error:
+            raise EngineError("Cannot wait for the end of standard input: it is a file.") from error
+
+    def _wait(self) -> None:
+        """Sleep until something happened or is due, and let each event's handler read it."""
+        for key, mask in self._selector.select(self._timeout_seconds()):
+            key.data(mask)
+
+    def _timeout_seconds(self) -> float | None:
+        if self._core.has_work or self._outbox:
+            return 0
+        due = (self._core.next_expiry_ms(), self._journal.sync_due_ms)
+        due_ms = min((at for at in due if at is not None), default=None)
+        return None if due_ms is None else max(0, due_ms - self._clock()) / 1000
+
+    def _turn(self) -> None:
+        """Step, write the facts down, then tell them."""
+        for event in self._core.step(self._clock()):
+            if link := self._owner_of(event):
+                self._outbox[link].append(event)
+        self._journal.flush()
+        for link, events in self._outbox.items():
+            link.send(Step(tuple(events)))
+        self._outbox.clear()
+        self._answer()
+        self._tend_links()
+
+    def _owner_of(self, event: Event) -> Link | None:
+        """The link that waits for this event, if it is still there."""
+        if not isinstance(event, Finished | Rejected):
+            return self._owners.get(event.request_id)
+        link = self._owners.pop(event.request_id, None)
+        if link:
+            link.request_ids.discard(event.request_id)
+        return link
+
+    def _accept(self, _mask: int) -> None:
+        with suppress(OSError):  # the client left between the event and here
+            connection, _ = self._listener.accept()
+            tune(connection)
+            link = Link(connection)
+            self._links.add(link)
+            self._selector.register(connection, selectors.EVENT_READ, partial(self._io, link))
+            if len(self._links) > MAX_LINKS:
+                link.refuse(f"Too many links: {MAX_LINKS}")
+
+    def _io(self, link: Link, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            link.send_unsent()
+        if mask & selectors.EVENT_READ:
+            try:
+                for message in link.receive():
+                    self._take(link, message)
+            except FrameError as error:
+                link.refuse(str(error))
+        if link.ended:
+            self._drop(link)
+
+    def _take(self, link: Link, message: ClientMessage) -> None:
+        match message:
+            case Hello():
+                link.send(Hello(info=self._info))
+            case Submit(request):
+                self._submit(link, request)
+            case Abort(request_id):
+                if request_id in link.request_ids:
+                    self._core.abort(request_id, self._clock())
+            case Finish(request_id, output_tokens):
+                if output_tokens < 0:
+                    raise FrameError(f"output_tokens is negative: {output_tokens}")
+                if request_id in link.request_ids:
+                    self._core.finish(request_id, output_tokens, self._clock())
+            case Lookup(_, request_ids) if len(request_ids) > MAX_LOOKUP_IDS:
+                raise FrameError(f"A lookup asks for at most {MAX_LOOKUP_IDS} requests.")
+            case Lookup() | Stats():
+                self._questions.append((link, message))
+
+    def _submit(self, link: Link, request: GenerateRequest) -> None:
+        request_id = request.request_id
+        if request_id in self._owners or request_id in self._journal:
+            # Its first use is on record: a second one would make that record a lie.
+            rejected = Rejected(request_id, "invalid_request", f"Used request id: {request_id}")
+        else:
+            rejected = self._core.submit(request, self._clock())
+        if rejected is None:
+            self._owners[request_id] = link
+            link.request_ids.add(request_id)
+        else:
+            self._outbox[link].append(rejected)
+
+    def _answer(self) -> None:
+        """Answer the turn's questions, after its step.
+
+        By now a request whose link ended in the same turn is closed, so a lookup never finds it
+        neither running nor recorded.
+        """
+        for link, question in self._questions:
+            if isinstance(question, Stats):
+                link.send(Gauges(question.call, self._core.stats()))
+                continue
+            records: dict[str, EngineRecord | None] = {
+                request_id: None
+                for request_id in question.request_ids
+                if self._core.state_of(request_id) is not None
+            }
+            link.send(Found(question.call, records | self._journal.lookup(question.request_ids)))
+        self._questions.clear()
+
+    def _tend_links(self) -> None:
+        """Drop the links that ended while sending; wait for room on those that are behind."""
+        for link in [link for link in self._links if link.ended]:
+            self._drop(link)
+        for link in self._links:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.has_unsent else 0)
+            key = self._selector.get_key(link.connection)
+            if key.events != events:
+                self._selector.modify(link.connection, events, key.data)
+
+    def _drop(self, link: Link) -> None:
+        """Close a link and abort its requests; their records close in the next step."""
+        for request_id in link.request_ids:
+            self._core.abort(request_id, self._clock())
+            self._owners.pop(request_id, None)
+        self._outbox.pop(link, None)
+        self._links.discard(link)
+        self._selector.unregister(link.connection)
+        link.close()
+
+    def _read_wakes(self, _mask: int) -> None:
+        self._woken.recv(4096)
+
+    def _end(self) -> None:
+        """Abort everything; the last step closes the records and tells the clients."""
+        for request_id in self._owners:
+            self._core.abort(request_id, self._clock())
+        while self._core.has_work:
+            self._turn()
+
+    def _close(self) -> None:
+        for link in self._links:
+            link.close()
+        self._selector.close()
+        self._listener.close()
+        self._waker.close()
+        self._woken.close()
