@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.settings import Settings
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("gateway", "engine", "billing", "migrations")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -94,8 +96,6 @@ def test_every_setting_is_in_the_readme() -> None:
         for path in python_files(*PACKAGES)
         for name in re.findall(r"KVMETER_[A-Z0-9]+(?:_[A-Z0-9]+)*", path.read_text("utf-8"))
     }
-    from gateway.settings import Settings
-
     declared = {
         f"KVMETER_{name.upper()}"
         for name, field in Settings.model_fields.items()

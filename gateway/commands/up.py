@@ -137,7 +137,7 @@ async def _announce(settings: Settings) -> None:
     """Wait until the gateway is ready; then say so, and how to try it."""
     url = f"http://{settings.host}:{settings.port}"
     async with httpx.AsyncClient(trust_env=False) as client:
-        while not await _is_ready(client, url):
+        while not await _is_ready(client, url):  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(READY_POLL_SECONDS)
     link = connect_engine(settings.link_url)
     try:

@@ -45,7 +45,8 @@ class Sdk:
     ) -> dict[str, Any]:
         client = {"base_url": base_url, "api_key": api_key, "max_retries": max_retries}
         job = {"call": call, "client": client, "arguments": arguments}
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -63,7 +64,8 @@ class Sdk:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
         self._process.wait()
