@@ -62,7 +62,7 @@ def make_first_keys(
 
 def new_secret(kind: customers.KeyKind) -> str:
     """A secret of 32 random bytes behind a prefix that says what kind of key it is."""
-    prefix = "kvm-admin" if kind == "admin" else "kvm"
+    prefix = "kvma" if kind == "admin" else "kvm"
     return f"{prefix}-{secrets.token_urlsafe(32)}"
 
 
@@ -71,9 +71,10 @@ def _drafted(draft: Path, new_id: Callable[[str], str]) -> FirstKeys:
     try:
         return FirstKeys.read(draft)
     except (FileNotFoundError, ValueError):
+        organization_id = new_id("org")
         keys = FirstKeys(
-            organization_id=new_id("org"),
-            workspace_id=new_id("wrk"),
+            organization_id=organization_id,
+            workspace_id=customers.default_workspace_id(organization_id),
             api_key=new_secret("customer"),
             admin_key=new_secret("admin"),
         )
@@ -89,13 +90,6 @@ def _insert(
         return
     customers.create_organization(
         connection, id=keys.organization_id, name="first", mode="postpaid", now_ms=now_ms
-    )
-    customers.create_workspace(
-        connection,
-        id=keys.workspace_id,
-        organization_id=keys.organization_id,
-        name="default",
-        now_ms=now_ms,
     )
     customers.create_key(
         connection,

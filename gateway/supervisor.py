@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 10.0
@@ -26,23 +25,20 @@ class Child:
         name: str,
         command: Sequence[str],
         *,
-        pid_file: Path,
         stop_seconds: float,
         say: Callable[[str], None],
     ) -> None:
         self.name = name
         self._command = [*command, STDIN_FLAG]
-        self._pid_file = pid_file
         self._stop_seconds = stop_seconds
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the process and write its pid file."""
+        """Start the process."""
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE
         )
-        self._pid_file.write_text(f"{self._process.pid}\n", encoding="ascii")
 
     async def ended(self) -> str:
         """Wait for the process to end by itself; say how it did."""
@@ -77,7 +73,6 @@ class Child:
             self._say(f"The {self.name} did not end within {self._stop_seconds:g} s; killing it")
             self._process.kill()
             await self._process.wait()
-        self._pid_file.unlink(missing_ok=True)
 
 
 async def run_children(

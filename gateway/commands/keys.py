@@ -9,9 +9,15 @@ from rich.table import Table
 
 from billing import customers
 from gateway.clock import now_ms
-from gateway.commands.options import DEFAULT_DATA_DIR, AsJson, DataDir, open_database, print_json
+from gateway.commands.options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    new_id,
+    open_database,
+    print_json,
+)
 from gateway.first_keys import new_secret
-from gateway.ids import new_id
 
 app = typer.Typer(help="API keys; only their hashes are stored.", no_args_is_help=True)
 
@@ -68,7 +74,7 @@ def list_keys(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> 
             key.organization_id,
             key.workspace_id or "",
             key.name,
-            f"{key.prefix}…",
+            f"{key.secret_prefix}…",
             state,
         )
     Console().print(table)

@@ -24,6 +24,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 DEFAULT_DATA_DIR = Path("var")
 
+new_id = id_maker(now_ms)
+
 
 @contextmanager
 def open_database(data_dir: Path) -> Iterator[Database]:

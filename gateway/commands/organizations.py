@@ -12,10 +12,10 @@ from gateway.commands.options import (
     AsJson,
     CommandError,
     DataDir,
+    new_id,
     open_database,
     print_json,
 )
-from gateway.ids import new_id
 
 app = typer.Typer(help="Organisations: who pays.", no_args_is_help=True)
 

@@ -17,12 +17,11 @@ import typer
 from billing.database import Database
 from billing.schema import migrate
 
-from engine.client import EngineInfo, connect_engine
 from gateway.clock import now_ms
 from gateway.commands.models import fetch_default_model
-from gateway.commands.options import DEFAULT_DATA_DIR, CommandError, DataDir
+from gateway.commands.options import DEFAULT_DATA_DIR, CommandError, DataDir, new_id
+from gateway.commands.pid_file import pid_file
 from gateway.first_keys import make_first_keys
-from gateway.ids import new_id
 from gateway.settings import Settings
 from gateway.supervisor import Child, run_children
 
@@ -50,9 +49,8 @@ def up(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))  # until there is something to drain
     settings = Settings(data_dir=data_dir.absolute(), host=host, port=port)
-    run_dir = settings.data_dir / "run"
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _only_one(run_dir):
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with _only_one(settings.data_dir), pid_file(settings.data_dir, "up"):
         _check_port(host, port)
         folder = model or fetch_default_model(settings.models_dir)
         migrate(settings.ledger_url)
@@ -63,17 +61,14 @@ def up(
 
 
 @contextmanager
-def _only_one(run_dir: Path) -> Iterator[None]:
-    """Hold the data folder's lock, with our pid beside it; the kernel drops it if we are killed."""
-    pid_file = run_dir / "up.pid"
-    with (run_dir / "up.lock").open("w") as lock:
+def _only_one(data_dir: Path) -> Iterator[None]:
+    """Hold the data folder's lock; the kernel lets go of it if this process is killed."""
+    with (data_dir / "up.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CommandError(f"Another kvmeter up is using {run_dir.parent}") from None
-        pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
+            raise CommandError(f"Another kvmeter up is using {data_dir}") from None
         yield
-        pid_file.unlink()
 
 
 def _check_port(host: str, port: int) -> None:
@@ -109,44 +104,36 @@ async def _serve(settings: Settings, folder: Path, *, engine_flags: list[str]) -
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
-    data_dir, run_dir = settings.data_dir, settings.data_dir / "run"
     kvmeter = [sys.executable, "-m", "gateway.commands"]
-    shared = ["--data-dir", str(data_dir), "--model", str(folder)]
+    shared = ["--data-dir", str(settings.data_dir), "--model", str(folder)]
     engine = Child(
         "engine",
         [sys.executable, "-m", "engine", *shared, "--listen", settings.link_url, *engine_flags],
-        pid_file=run_dir / "engine.pid",
         stop_seconds=ENGINE_STOP_SECONDS,
         say=_say,
     )
     gateway = Child(
         "gateway",
         [*kvmeter, "gateway", *shared, "--host", settings.host, "--port", str(settings.port)],
-        pid_file=run_dir / "gateway.pid",
         stop_seconds=GATEWAY_STOP_SECONDS,
         say=_say,
     )
     try:
-        return await run_children([engine, gateway], ready=lambda: _announce(settings), stop=stop)
+        return await run_children(
+            [engine, gateway], ready=lambda: _announce(settings, folder.name), stop=stop
+        )
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # we are on our way out
 
 
-async def _announce(settings: Settings) -> None:
+async def _announce(settings: Settings, model_id: str) -> None:
     """Wait until the gateway is ready; then say so, and how to try it."""
     url = f"http://{settings.host}:{settings.port}"
     async with httpx.AsyncClient(trust_env=False) as client:
         while not await _is_ready(client, url):  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(READY_POLL_SECONDS)
-    link = connect_engine(settings.link_url)
-    try:
-        info = await link.ready(timeout_seconds=60)
-    finally:
-        await link.close()
-    typer.echo(_pool_line(info))
-    if settings.first_keys_path.exists():
-        typer.echo(_curl_line(url, info.model_id, settings.first_keys_path))
+    typer.echo(_curl_line(url, model_id, settings.first_keys_path))
     typer.echo(f"kvmeter ready: {url}")
     sys.stdout.flush()
 
@@ -156,14 +143,6 @@ async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
         return (await client.get(f"{url}/readyz")).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
-
-
-def _pool_line(info: EngineInfo) -> str:
-    pool, cap = info.num_blocks * info.block_size, info.pin_cap_blocks * info.block_size
-    return (
-        f"KV pool: {pool:,} tokens in {info.num_blocks:,} blocks; at most {cap:,} pinned, "
-        f"in all and for one workspace; {info.model_id} in {info.dtype} on {info.device}"
-    )
 
 
 def _curl_line(url: str, model_id: str, first_keys: Path) -> str:

@@ -6,8 +6,14 @@ import typer
 
 from billing import customers
 from gateway.clock import now_ms
-from gateway.commands.options import DEFAULT_DATA_DIR, AsJson, DataDir, open_database, print_json
-from gateway.ids import new_id
+from gateway.commands.options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    new_id,
+    open_database,
+    print_json,
+)
 
 app = typer.Typer(help="Workspaces: caches are never shared between them.", no_args_is_help=True)
 

@@ -13,8 +13,9 @@ from gateway.supervisor import Child, run_children
 
 pytestmark = pytest.mark.anyio
 
-OBEDIENT = "import sys; sys.stdin.read(); open(sys.argv[1], 'a').write(sys.argv[2] + '\\n')"
-STUBBORN = "import time; time.sleep(60)"
+PID = "import os, sys; open(sys.argv[1] + '.pid', 'w').write(str(os.getpid())); "
+OBEDIENT = PID + "sys.stdin.read(); open(sys.argv[2], 'a').write(sys.argv[3] + '\\n')"
+STUBBORN = PID + "import time; time.sleep(60)"
 DAMAGED = "import sys; sys.exit(3)"
 
 
@@ -30,19 +31,25 @@ class Family:
     def child(self, name: str, script: str, *, stop_seconds: float = 5) -> Child:
         return Child(
             name,
-            [sys.executable, "-c", script, str(self.folder / "words"), name],
-            pid_file=self.folder / f"{name}.pid",
+            [
+                sys.executable,
+                "-c",
+                script,
+                str(self.folder / name),
+                str(self.folder / "words"),
+                name,
+            ],
             stop_seconds=stop_seconds,
             say=self.said.append,
         )
 
-    def pid(self, name: str) -> int:
-        return int((self.folder / f"{name}.pid").read_text())
-
-    async def wait_pid_other_than(self, old: int, name: str) -> None:
+    async def pid(self, name: str, *, other_than: int = 0) -> int:
+        """The pid that the child wrote, once it is another one."""
+        path = self.folder / f"{name}.pid"
         async with asyncio.timeout(5):
-            while self.pid(name) == old:  # noqa: ASYNC110 - a file is all there is to see
+            while (pid := int(path.read_text() or 0) if path.exists() else 0) in (0, other_than):
                 await asyncio.sleep(0.01)
+        return pid
 
     async def serve(self) -> None:
         self.ready.set()
@@ -58,7 +65,6 @@ async def test_children_end_in_reverse_order_of_their_start(tmp_path: Path) -> N
 
     assert await running is None
     assert (tmp_path / "words").read_text().split() == ["gateway", "engine"]
-    assert not list(tmp_path.glob("*.pid"))
 
 
 async def test_a_child_that_dies_is_started_again_and_it_is_said(tmp_path: Path) -> None:
@@ -68,10 +74,11 @@ async def test_a_child_that_dies_is_started_again_and_it_is_said(tmp_path: Path)
     )
     await family.ready.wait()
 
+    pid = 0
     for _ in range(2):
-        old = family.pid("engine")
-        os.kill(old, signal.SIGKILL)
-        await family.wait_pid_other_than(old, "engine")
+        pid = await family.pid("engine", other_than=pid)
+        os.kill(pid, signal.SIGKILL)
+    await family.pid("engine", other_than=pid)
     family.stop.set()
 
     assert await running is None
@@ -97,7 +104,7 @@ async def test_a_child_that_does_not_end_in_time_is_killed(tmp_path: Path) -> No
 
     running = asyncio.create_task(run_children([stubborn], ready=family.serve, stop=family.stop))
     await family.ready.wait()
-    pid = family.pid("engine")
+    pid = await family.pid("engine")
     family.stop.set()
 
     assert await running is None
