@@ -1,9 +1,12 @@
-"""The models served and what is true of each; `GET /v1/models`."""
+"""The models served and what is true of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from gateway.errors import NotFound
+from engine.client import EngineInfo
+from gateway.chatml import ChatmlRenderer
+from gateway.errors import ModelFolderError, NotFound
 from gateway.prompt import Renderer
 from gateway.tokenizer import Tokenizer
 
@@ -12,6 +15,7 @@ from gateway.tokenizer import Tokenizer
 class ServedModel:
     """One model, as requests need it.
 
+    created_at_ms           when its folder was written on this machine
     context_window_tokens   prompt plus output
     min_cache_tokens        shorter breakpoints are inert
     weights_digest          part of every entry key and namespace: other weights, other cache
@@ -27,11 +31,39 @@ class ServedModel:
     tokenizer: Tokenizer
 
 
+def read_model(model_dir: Path, info: EngineInfo, *, min_cache_tokens: int) -> ServedModel:
+    """The model that this engine runs, with the tokenizer and the template of its folder.
+
+    Raises ModelFolderError if the folder is missing a file or asks for what is not supported.
+    """
+    config = model_dir / "config.json"
+    try:
+        created_at_ms = config.stat().st_mtime_ns // 1_000_000
+    except OSError as error:
+        raise ModelFolderError(config, f"the file cannot be read: {error.strerror}") from error
+    tokenizer = Tokenizer.load(model_dir)
+    return ServedModel(
+        id=info.model_id,
+        display_name=info.model_id,
+        created_at_ms=created_at_ms,
+        context_window_tokens=info.max_model_len,
+        min_cache_tokens=min_cache_tokens,
+        weights_digest=info.weights_digest,
+        renderer=ChatmlRenderer.load(model_dir, tokenizer),
+        tokenizer=tokenizer,
+    )
+
+
 class Catalog:
     """The served models by id, in the order given."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = {model.id: model for model in models}
+
+    @property
+    def models(self) -> tuple[ServedModel, ...]:
+        """All of them, in order."""
+        return tuple(self._models.values())
 
     def find(self, model_id: str) -> ServedModel:
         """The model of this id. Raises NotFound in the API's wording."""

@@ -7,13 +7,15 @@ GatewayError
 ├── NotFound                  404
 ├── RequestTooLarge           413
 ├── EngineFailed              500  the engine gave up on an admitted request
-└── Overloaded                529  the engine's queue is full, or the wait in it too long
+├── Overloaded                529  the engine's queue is full, or the wait in it too long
+└── ModelFolderError               at start only: a model folder that cannot be served
 
 The other packages' errors know nothing of HTTP; their rows stand in ROWS too. A class without a row
 takes its nearest ancestor's; whatever is not in the table is our fault, a 500 that tells nothing.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.client import EngineLost, Rejected
 from gateway.wire.response import ErrorBody, ErrorDetail
@@ -59,6 +61,13 @@ class EngineFailed(GatewayError):  # noqa: N818 - named as what happened
 
 class Overloaded(GatewayError):  # noqa: N818 - the API's own name for it
     """The engine has no room for one more request now."""
+
+
+class ModelFolderError(GatewayError):
+    """A file of a model folder is missing, damaged, or asks for what is not supported."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The seam between a conversation and its tokens."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,3 +36,8 @@ class Renderer(Protocol):
     def render(self, blocks: Sequence[Block]) -> RenderedPrompt:
         """Render the conversation, and open the answer. Pure; may be called from any thread."""
         ...
+
+
+def pack_tokens(ids: Sequence[int]) -> bytes:
+    """Token ids as packed little-endian u32."""
+    return struct.pack(f"<{len(ids)}I", *ids)

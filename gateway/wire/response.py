@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
 
 
 class Answer(BaseModel):
-    """A wire object that we write; every field is always sent, a missing value as null."""
+    """A wire object that we write; a missing value is sent as null, unless its field says so."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,7 +68,7 @@ class ErrorDetail(Answer):
 
     type: str
     message: str
-    details: dict[str, str] | None = None
+    details: dict[str, str] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class ErrorBody(Answer):
