@@ -1,10 +1,81 @@
 """`kvmeter report`: what was used and what it costs."""
 
+from enum import StrEnum
+from typing import Annotated
+
 import typer
+from rich.console import Console
+from rich.table import Table
+
+from billing.meters import Meter
+from billing.money import usd
+from billing.reports import UsageRow
+from billing.reports import usage as report_usage
+from gateway.commands.options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    open_database,
+    parse_instant,
+    print_json,
+)
 
 app = typer.Typer(help="Reports.", no_args_is_help=True)
 
 
-@app.callback()
-def report() -> None:
-    """Reports."""
+class Dimension(StrEnum):
+    """What a report can be grouped by."""
+
+    ORGANIZATION = "organization"
+    WORKSPACE = "workspace"
+    KEY = "key"
+    MODEL = "model"
+    DAY = "day"
+
+
+@app.command()
+def usage(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    organization: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Requests that ended at or after this ISO date (UTC).")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Requests that ended before this ISO date (UTC).")
+    ] = None,
+    by: Annotated[
+        list[Dimension] | None, typer.Option(help="A row for each of these; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens and money by meter."""
+    dimensions = tuple(dict.fromkeys(by or [Dimension.ORGANIZATION]))
+    since_ms, until_ms = parse_instant(since), parse_instant(until)
+    with open_database(data_dir) as database:
+        rows = database.read_now(
+            lambda connection: report_usage(
+                connection,
+                group_by=[dimension.value for dimension in dimensions],
+                since_ms=since_ms,
+                until_ms=until_ms,
+                organization_id=organization,
+            )
+        )
+    if as_json:
+        print_json([row.as_json() for row in rows])
+    else:
+        _print_table(rows, dimensions)
+
+
+def _print_table(rows: list[UsageRow], dimensions: tuple[Dimension, ...]) -> None:
+    table = Table(*dimensions, "requests", *Meter, "USD")
+    for column in table.columns[len(dimensions) :]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(
+            *(row.group[dimension] for dimension in dimensions),
+            f"{row.num_requests:,}",
+            *(f"{row.quantities[meter]:,}" for meter in Meter),
+            usd(row.total_nanos),
+        )
+    Console().print(table)

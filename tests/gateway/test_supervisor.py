@@ -47,9 +47,11 @@ class Family:
         """The pid that the child wrote, once it is another one."""
         path = self.folder / f"{name}.pid"
         async with asyncio.timeout(5):
-            while (pid := int(path.read_text() or 0) if path.exists() else 0) in (0, other_than):
+            while True:
+                pid = int(path.read_text() or 0) if path.exists() else 0
+                if pid not in (0, other_than):
+                    return pid
                 await asyncio.sleep(0.01)
-        return pid
 
     async def serve(self) -> None:
         self.ready.set()
