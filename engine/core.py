@@ -1,0 +1,261 @@
+"""The engine core: requests in, events out, one synchronous step at a time.
+
+    step()   expire leases -> end what was aborted, finished or waited too long
+             -> schedule -> journal and announce admissions -> runner.execute
+             -> publish and commit breakpoints -> hand out tokens -> end what is complete
+
+Single-threaded, no clock, no I/O but the journal's. Nothing becomes visible to other requests
+before the step that computed it has returned from the runner.
+"""
+
+import logging
+from collections.abc import Sequence as Items
+from typing import Literal, Protocol
+
+from engine.config import EngineConfig
+from engine.limits import clamp_max_tokens, find_fault
+from engine.plan import Runner
+from engine.protocol import (
+    Admitted,
+    Committed,
+    EngineRecord,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Rejected,
+    Tokens,
+)
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.step import Step
+
+log = logging.getLogger(__name__)
+
+COUNTERS = (
+    "steps_total",
+    "steps_failed_total",
+    "steps_stalled_total",
+    "tokens_computed_total",
+    "tokens_output_total",
+    "preemptions_total",
+    "prefix_tokens_queried_total",
+    "prefix_tokens_reused_total",
+    "prefix_tokens_lease_read_total",
+    "lease_granted_total",
+    "lease_refreshed_total",
+    "lease_refused_total",
+)
+
+
+class JournalSink(Protocol):
+    """Where facts are written before the events that carry them leave the core."""
+
+    def admitted(self, record: EngineRecord) -> None:
+        """A request left the queue; its grants are final and none is committed."""
+        ...
+
+    def committed(self, request_id: str, tokens: int) -> None:
+        """The breakpoint at `tokens` is committed."""
+        ...
+
+    def produced(self, request_id: str, output_tokens: int) -> None:
+        """The request has produced `output_tokens` tokens in all."""
+        ...
+
+    def finished(self, record: EngineRecord) -> None:
+        """An admitted request ended."""
+        ...
+
+
+class EngineCore:
+    """All requests of one engine, from submit to their last event."""
+
+    def __init__(
+        self, config: EngineConfig, runner: Runner, *, boot_id: str, journal: JournalSink
+    ) -> None:
+        """Start idle on an empty KV pool."""
+        assert 0 <= config.pin_cap_blocks < config.num_blocks, "the pin cap must leave blocks"
+        self._config = config
+        self._runner = runner
+        self._journal = journal
+        self.scheduler = Scheduler(config, boot_id=boot_id)
+        self._live: dict[str, Sequence] = {}
+        # What the client asked to end, with the number of output tokens to keep (None: all).
+        self._endings: dict[str, tuple[FinishReason, int | None]] = {}
+
+    def submit(self, request: GenerateRequest, now_ms: int) -> Rejected | None:
+        """Queue a request, or say why not."""
+        if request.request_id in self._live:
+            return Rejected(request.request_id, "invalid_request", "The request id is in use")
+        if (fault := find_fault(request, self._config)) is not None:
+            return fault
+        if len(self.scheduler.waiting) >= self._config.max_queue:
+            return Rejected(request.request_id, "overloaded", "The queue is full")
+        max_tokens = clamp_max_tokens(request, self._config)
+        sequence = Sequence(request, self._config, max_tokens=max_tokens, submitted_ms=now_ms)
+        self._live[request.request_id] = sequence
+        self.scheduler.waiting.append(sequence)
+        return None
+
+    def abort(self, request_id: str, now_ms: int) -> None:
+        """End a request in the next step; its Finished event comes from there. Idempotent."""
+        if request_id in self._live:
+            self._endings.setdefault(request_id, ("aborted", None))
+
+    def finish(self, request_id: str, output_tokens: int, now_ms: int) -> None:
+        """End a request in the next step, keeping its first `output_tokens` output tokens."""
+        if request_id in self._live:
+            self._endings.setdefault(request_id, ("finished", output_tokens))
+
+    def step(self, now_ms: int) -> list[Event]:
+        """Do one step and return its events, in order. Harmless when there is nothing to do."""
+        self.scheduler.leases.expire(now_ms)
+        events: list[Event] = [*self._end_requested(), *self._reject_overdue(now_ms)]
+        step = self.scheduler.schedule(now_ms)
+        for sequence in step.admitted:
+            record = sequence.admission_record()
+            self._journal.admitted(record)
+            reused = record.tokens_reused_promised + record.tokens_reused_gift
+            events.append(Admitted(sequence.request_id, record.grants, reused))
+        if step.rows:
+            events += self._execute(step)
+        elif self._live:
+            # Liveness rules make this impossible; the gauge would show that one is broken.
+            self.scheduler.counts["steps_stalled_total"] += 1
+        return events
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything beyond expiring leases."""
+        return bool(self._live)
+
+    def next_expiry_ms(self) -> int | None:
+        """When an idle core should step again: a lease expires or a request waited too long."""
+        times = [self.scheduler.leases.next_expiry_ms()]
+        times += [self._overdue_ms(s) for s in self.scheduler.waiting if not s.was_admitted][:1]
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def state_of(self, request_id: str) -> Literal["waiting", "running"] | None:
+        """Where a live request stands: a preempted one is waiting again."""
+        sequence = self._live.get(request_id)
+        if sequence is None:
+            return None
+        return "waiting" if sequence in self.scheduler.waiting else "running"
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters by metric name."""
+        pool, leases = self.scheduler.pool, self.scheduler.leases
+        num_evictable = pool.count_evictable()
+        gauges: dict[str, float] = {
+            "num_requests_running": len(self.scheduler.running),
+            "num_requests_waiting": len(self.scheduler.waiting),
+            "kv_blocks_total": pool.num_blocks,
+            "kv_blocks_free": pool.num_free - num_evictable,
+            "kv_blocks_evictable": num_evictable,
+            "kv_blocks_pinned": pool.num_pinned,
+            "kv_blocks_reserved": leases.num_held - pool.num_pinned,
+            "leases_live": leases.num_live,
+            "lease_expired_total": leases.num_expired,
+        }
+        return gauges | {name: self.scheduler.counts[name] for name in COUNTERS}
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between any two steps; for tests, since it costs a whole scan."""
+        self.scheduler.check_integrity()
+        queued = {*self.scheduler.waiting, *self.scheduler.running}
+        assert queued == set(self._live.values()), "a live request is neither queued nor running"
+
+    def _end_requested(self) -> list[Event]:
+        events: list[Event] = []
+        for request_id, (reason, num_kept) in self._endings.items():
+            events.append(self._end(self._live[request_id], reason, num_kept=num_kept))
+        self._endings.clear()
+        return events
+
+    def _reject_overdue(self, now_ms: int) -> list[Event]:
+        """Refuse what waited too long for its first admission; the queue is in arrival order."""
+        overdue = []
+        for sequence in self.scheduler.waiting:
+            if sequence.was_admitted:
+                continue
+            if now_ms < self._overdue_ms(sequence):
+                break
+            overdue.append(sequence)
+        for sequence in overdue:
+            self._forget(sequence)
+        message = "The request waited too long in the queue"
+        return [Rejected(sequence.request_id, "overloaded", message) for sequence in overdue]
+
+    def _overdue_ms(self, sequence: Sequence) -> int:
+        return sequence.submitted_ms + self._config.max_queue_wait_ms
+
+    def _execute(self, step: Step) -> list[Event]:
+        """Run a step and commit it; when the runner fails, end every request of the step."""
+        self.scheduler.counts["steps_total"] += 1
+        plan = step.plan
+        try:
+            sampled = self._runner.execute(plan)
+            num_samples = sum(row.samples for row in plan.rows)
+            assert len(sampled) == num_samples, f"runner sampled {len(sampled)} of {num_samples}"
+        except Exception as error:
+            log.exception("step_failed")
+            self.scheduler.counts["steps_failed_total"] += 1
+            self.scheduler.abandon(step)
+            message = f"The step failed: {type(error).__name__}: {error}"
+            return [self._end(s, "error", message=message) for s, _ in step.scheduled]
+        return [*self._commit(step), *self._hand_out(step, sampled)]
+
+    def _commit(self, step: Step) -> list[Event]:
+        events: list[Event] = []
+        for sequence, tokens in self.scheduler.commit(step):
+            self._journal.committed(sequence.request_id, tokens)
+            events.append(Committed(sequence.request_id, tokens))
+        return events
+
+    def _hand_out(self, step: Step, sampled: Items[int]) -> list[Event]:
+        """Append the sampled tokens and end the sequences that are complete."""
+        events: list[Event] = []
+        remaining = iter(sampled)
+        for (sequence, num_new), row in zip(step.scheduled, step.rows, strict=True):
+            self.scheduler.counts["tokens_computed_total"] += num_new
+            if row.samples:
+                token = int(next(remaining))
+                sequence.append(token)
+                self._journal.produced(sequence.request_id, sequence.num_output)
+                events.append(Tokens(sequence.request_id, (token,)))
+            if (reason := _completion(sequence, has_sampled=row.samples)) is not None:
+                events.append(self._end(sequence, reason))
+        self.scheduler.counts["tokens_output_total"] += len(sampled)
+        return events
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        num_kept: int | None = None,
+        message: str | None = None,
+    ) -> Finished:
+        """Free a sequence, close its record if it has one, and say so."""
+        self._forget(sequence)
+        if not sequence.was_admitted:
+            return Finished(sequence.request_id, reason, None, message)
+        num_output = sequence.num_output
+        kept = num_output if num_kept is None else max(0, min(num_kept, num_output))
+        record = sequence.final_record(reason, kept)
+        self._journal.finished(record)
+        return Finished(sequence.request_id, reason, record, message)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        del self._live[sequence.request_id]
+
+
+def _completion(sequence: Sequence, *, has_sampled: bool) -> FinishReason | None:
+    """Why a sequence that was just served is complete; None when it goes on."""
+    if has_sampled and sequence.last_token in sequence.request.stop_token_ids:
+        return "stop_token"
+    if sequence.num_output == sequence.max_tokens and sequence.computed >= sequence.num_prompt:
+        return "max_tokens"
+    return None

@@ -1,0 +1,211 @@
+"""The prefix index: which blocks hold which tokens after which prefix.
+
+A prefix is a chain of nodes, one a full block, under a root that stands for its namespace:
+
+    root(namespace) <- tokens 0..15 <- tokens 16..31 <- tokens 32..36     a prefix of 37 tokens
+
+A node's key is the SHA-256 of its parent's key and its own packed tokens, so a key names a whole
+prefix. An entry says "this block holds this node's tokens in its first slots"; entries of full
+blocks and of exact tails differ only in how many tokens they have. A find compares the tokens and
+walks the chain down to the namespace, so even a hash collision never serves foreign KV.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+TOKEN_DTYPE = np.dtype("<i4")  # packed like the link's u32: ids stay far below 2**31
+TOKEN_BYTES = TOKEN_DTYPE.itemsize
+_ROOT_FIELD = b"kvmeter/prefix/1"
+
+Digest = Callable[[bytes], bytes]
+
+
+def sha256(data: bytes) -> bytes:
+    """The digest of the index."""
+    return hashlib.sha256(data).digest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """One node of a chain: the tokens of its last block after those of its parent.
+
+    A root has no parent and holds the namespace instead of tokens.
+    """
+
+    parent: "Prefix | None"
+    tokens: bytes
+    key: bytes
+
+
+def is_same_prefix(left: Prefix | None, right: Prefix | None) -> bool:
+    """Whether two chains hold the same tokens under the same namespace."""
+    # A sequence adopts the nodes that it matched, so chains soon meet in one object.
+    while left is not right:
+        if left is None or right is None or left.tokens != right.tokens:
+            return False
+        left, right = left.parent, right.parent
+    return True
+
+
+class PrefixChain:
+    """The prefixes of one growing sequence of tokens, each hashed at most once."""
+
+    def __init__(
+        self, namespace: bytes, tokens: np.ndarray, block_size: int, digest: Digest = sha256
+    ) -> None:
+        """Start a chain over `tokens`, an int32 buffer that its owner fills from the left."""
+        fields = (_ROOT_FIELD, namespace)
+        framed = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+        self._full = [Prefix(None, namespace, digest(framed))]
+        self._tokens = tokens
+        self._block_size = block_size
+        self._digest = digest
+
+    def at(self, num_tokens: int) -> Prefix:
+        """The prefix of exactly `num_tokens` tokens."""
+        num_full, num_tail = divmod(num_tokens, self._block_size)
+        while len(self._full) <= num_full:
+            start = (len(self._full) - 1) * self._block_size
+            self._full.append(self._extend(start, start + self._block_size))
+        if num_tail == 0:
+            return self._full[num_full]
+        return self._extend(num_tokens - num_tail, num_tokens)
+
+    def adopt(self, prefixes: Sequence[Prefix], start_block: int) -> None:
+        """Use `prefixes`, which an index found equal to ours, from block `start_block` on."""
+        self._full[start_block + 1 : start_block + 1 + len(prefixes)] = prefixes
+
+    def packed(self, start: int, stop: int) -> bytes:
+        """The token ids at positions start .. stop - 1, packed."""
+        return self._tokens[start:stop].tobytes()
+
+    def _extend(self, start: int, stop: int) -> Prefix:
+        parent = self._full[start // self._block_size]
+        tokens = self.packed(start, stop)
+        return Prefix(parent, tokens, self._digest(parent.key + tokens))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    prefix: Prefix
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest indexed prefix of a sequence.
+
+    blocks       to attach as they are, from the sequence's first block on
+    tokens       positions that hold valid KV once the tail is copied
+    tail_source  block whose first `tokens - len(blocks) * block_size` slots to copy; None: no copy
+    prefixes     the index's own nodes of the blocks that it added
+    """
+
+    blocks: list[int]
+    tokens: int
+    tail_source: int | None = None
+    prefixes: tuple[Prefix, ...] = ()
+
+
+class PrefixIndex:
+    """Committed blocks by prefix. Several blocks may hold one prefix: the first one serves."""
+
+    def __init__(self, block_size: int, *, enabled: bool = True) -> None:
+        """Start empty; when not enabled, stay so."""
+        self._block_size = block_size
+        self._enabled = enabled
+        self._entries: dict[tuple[bytes, bytes], list[_Entry]] = {}
+        self._entries_of_block: dict[int, list[_Entry]] = {}
+
+    def match(self, chain: PrefixChain, num_tokens: int, known: Sequence[int] = ()) -> Match:
+        """Find the longest indexed prefix of the chain's first `num_tokens` tokens.
+
+        At least one token is left to compute, because its logits are wanted. `known` are blocks
+        that the caller already has for the start of the sequence. Changes nothing.
+        """
+        size = self._block_size
+        blocks, prefixes = list(known), []
+        parent = chain.at(len(blocks) * size)
+        while (end := (len(blocks) + 1) * size) < num_tokens:
+            entry = self._find(parent, chain.packed(end - size, end))
+            if entry is None:
+                break
+            blocks.append(entry.block)
+            prefixes.append(entry.prefix)
+            parent = entry.prefix
+        start = len(blocks) * size
+        source, num_slots = self._longest_tail(
+            parent, chain.packed(start, min(start + size, num_tokens)), num_tokens - 1 - start
+        )
+        return Match(blocks, start + num_slots, source, tuple(prefixes))
+
+    def publish(self, chain: PrefixChain, num_tokens: int, block: int) -> None:
+        """Say that `block` holds the last block, full or not, of the first `num_tokens` tokens.
+
+        Call it only when the step that wrote the last of them has been executed.
+        """
+        if not self._enabled:
+            return
+        prefix = chain.at(num_tokens)
+        own = self._entries_of_block.setdefault(block, [])
+        if any(len(entry.prefix.tokens) == len(prefix.tokens) for entry in own):
+            return
+        entry = _Entry(prefix, block)
+        own.append(entry)
+        self._entries.setdefault(_slot(prefix), []).append(entry)
+
+    def drop(self, block: int) -> None:
+        """Forget every entry of a block, full and tails; another block of a prefix takes over."""
+        for entry in self._entries_of_block.pop(block, ()):
+            slot = _slot(entry.prefix)
+            rivals = self._entries[slot]
+            rivals.remove(entry)
+            if not rivals:
+                del self._entries[slot]
+
+    def is_serving(self, block: int) -> bool:
+        """Whether some prefix is found through this block, and not through an equal one."""
+        return any(
+            self._entries[_slot(entry.prefix)][0] is entry
+            for entry in self._entries_of_block.get(block, ())
+        )
+
+    def is_full(self, block: int) -> bool:
+        """Whether the block has an entry for all of its slots."""
+        full_bytes = self._block_size * TOKEN_BYTES
+        return any(
+            len(entry.prefix.tokens) == full_bytes
+            for entry in self._entries_of_block.get(block, ())
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that both maps hold the same entries and none is empty."""
+        by_prefix = {id(entry) for entries in self._entries.values() for entry in entries}
+        by_block = {id(entry) for entries in self._entries_of_block.values() for entry in entries}
+        assert by_prefix == by_block, "index maps disagree"
+        assert all(self._entries.values()), "an empty entry list was kept"
+        for block, entries in self._entries_of_block.items():
+            assert all(entry.block == block for entry in entries), f"foreign entry: {block}"
+
+    def _find(self, parent: Prefix, tokens: bytes) -> _Entry | None:
+        for entry in self._entries.get((parent.key, tokens), ()):
+            if is_same_prefix(entry.prefix.parent, parent):
+                return entry
+        return None
+
+    def _longest_tail(self, parent: Prefix, rest: bytes, max_slots: int) -> tuple[int | None, int]:
+        """Find the block that holds most of `rest`, of which at most `max_slots` are wanted."""
+        # A full block is a tail too, when the token left to compute cuts it.
+        for num_slots in range(len(rest) // TOKEN_BYTES if max_slots else 0, 0, -1):
+            entry = self._find(parent, rest[: num_slots * TOKEN_BYTES])
+            if entry is not None:
+                return entry.block, min(num_slots, max_slots)
+        return None, 0
+
+
+def _slot(prefix: Prefix) -> tuple[bytes, bytes]:
+    assert prefix.parent is not None, "a root has no block"
+    return prefix.parent.key, prefix.tokens

@@ -1,0 +1,138 @@
+"""A sequence: one request's tokens, its blocks, and what is known about it so far.
+
+tokens    [ prompt ............................ | output ....... ]
+            0                  computed           num_prompt      num_tokens
+table     [ block 0 | block 1 | ... ]   holds the KV of positions 0 .. computed - 1
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.leases import Reservation
+from engine.plan import Row
+from engine.prefix_index import TOKEN_DTYPE, Match, PrefixChain
+from engine.protocol import EngineRecord, FinishReason, GenerateRequest, Grant
+
+
+class Sequence:
+    """One request from submit to end. It survives preemption with everything but its blocks."""
+
+    def __init__(
+        self, request: GenerateRequest, config: EngineConfig, *, max_tokens: int, submitted_ms: int
+    ) -> None:
+        """Wrap a valid request whose output is limited to `max_tokens`."""
+        self.request = request
+        self.max_tokens = max_tokens
+        self.submitted_ms = submitted_ms
+        self.num_prompt = self.num_tokens = request.num_prompt_tokens
+        capacity = self.num_prompt + max_tokens
+        self._tokens = np.empty(capacity, dtype=TOKEN_DTYPE)
+        self._tokens[: self.num_prompt] = np.frombuffer(request.prompt, dtype=TOKEN_DTYPE)
+        self.chain = PrefixChain(request.namespace, self._tokens, config.block_size)
+        self._blocks_for = config.blocks_for
+
+        self.computed = 0
+        self.blocks: list[int] = []
+        self._block_table = np.empty(config.blocks_for(capacity), dtype=np.int32)
+
+        self.reservation: Reservation | None = None
+        self.grants: list[Grant] = []
+        self.uncommitted: list[int] = []  # indices of the grants not committed yet, ascending
+        self._facts: EngineRecord | None = None
+        self.num_preemptions = 0
+        self.tokens_recomputed_preemption = 0
+
+    @property
+    def request_id(self) -> str:
+        """The id that the client chose."""
+        return self.request.request_id
+
+    @property
+    def was_admitted(self) -> bool:
+        """Whether the request has left the queue once; its facts are frozen since."""
+        return self._facts is not None
+
+    @property
+    def num_output(self) -> int:
+        """Tokens produced so far."""
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def last_token(self) -> int:
+        """The newest token."""
+        return int(self._tokens[self.num_tokens - 1])
+
+    def append(self, token: int) -> None:
+        """Add one output token, not computed yet."""
+        self._tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def add_block(self, block: int) -> None:
+        """Append a block to the table."""
+        self._block_table[len(self.blocks)] = block
+        self.blocks.append(block)
+
+    def commit_next_grant(self) -> None:
+        """Mark the first uncommitted grant as committed."""
+        index = self.uncommitted.pop(0)
+        self.grants[index] = replace(self.grants[index], committed=True)
+
+    def tokens_to_next_cut(self) -> int:
+        """Tokens left to compute, but not past the next breakpoint that waits to be committed."""
+        for index in self.uncommitted:
+            if (length := self.grants[index].tokens) > self.computed:
+                return length - self.computed
+        return self.num_tokens - self.computed
+
+    def row(self, num_new: int) -> Row:
+        """The sequence's share of a step that computes its next `num_new` tokens."""
+        stop = self.computed + num_new
+        return Row(
+            request_id=self.request.request_id,
+            namespace=self.request.namespace,
+            tokens=self._tokens[self.computed : stop],
+            start=self.computed,
+            block_table=self._block_table[: self._blocks_for(stop)],
+            samples=stop == self.num_tokens and self.num_output < self.max_tokens,
+            sampling=self.request.sampling,
+            output_index=self.num_output,
+        )
+
+    def freeze(self, match: Match, *, boot_id: str, now_ms: int) -> None:
+        """Fix the facts of the record at first admission, when the matched blocks are attached."""
+        prompt, read, reused = self.num_prompt, self.request.read_tokens, match.tokens
+        self._facts = EngineRecord(
+            request_id=self.request_id,
+            engine_boot_id=boot_id,
+            prompt_tokens=prompt,
+            read_tokens=read,
+            tokens_reused_promised=min(reused, read),
+            tokens_reused_gift=max(0, reused - read),
+            tokens_read_recomputed=max(0, read - reused),
+            tokens_computed=prompt - max(reused, read),
+            grants=tuple(self.grants),
+            output_tokens=0,
+            overrun_tokens=0,
+            finish_reason="engine_lost",  # true until a later record says otherwise
+            reads_by_tier={"device": reused} if reused else {},
+            queued_ms=now_ms - self.submitted_ms,
+        )
+
+    def admission_record(self) -> EngineRecord:
+        """The record as frozen at first admission."""
+        assert self._facts is not None, "no record before admission"
+        return self._facts
+
+    def final_record(self, reason: FinishReason, output_tokens: int) -> EngineRecord:
+        """The record at the end; output past `output_tokens` was overrun."""
+        return replace(
+            self.admission_record(),
+            grants=tuple(self.grants),
+            output_tokens=output_tokens,
+            overrun_tokens=self.num_output - output_tokens,
+            finish_reason=reason,
+            tokens_recomputed_preemption=self.tokens_recomputed_preemption,
+            num_preemptions=self.num_preemptions,
+        )

@@ -1,0 +1,177 @@
+"""The scheduler against an oracle that knows what every KV slot should hold."""
+
+import random
+
+import numpy as np
+import pytest
+
+from engine.prefix_index import TOKEN_DTYPE, PrefixChain
+from engine.protocol import Admitted, Committed, Finished, Rejected, Tokens
+from tests.engine.oracle import Bench, random_config, random_requests, unpack
+
+NUM_REQUESTS = 40
+MAX_STEPS = 3_000
+
+
+class Promises:
+    """What leases the core has promised, by prefix, until when: a model with no blocks in it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.deadlines: dict[tuple[bytes, bytes], int] = {}
+
+    def extend(self, request, tokens: int, submitted_ms: int, *, is_new: bool) -> None:
+        prefix = (request.namespace, request.prompt[: tokens * 4])
+        (ttl_ms,) = [b.ttl_ms for b in request.breakpoints if b.tokens == tokens]
+        deadline_ms = submitted_ms + ttl_ms + self.bench.config.lease_grace_ms
+        assert is_new or prefix in self.deadlines, f"refreshed a lease that is not: {prefix}"
+        self.deadlines[prefix] = max(self.deadlines.get(prefix, 0), deadline_ms)
+
+    def expire(self) -> None:
+        now_ms = self.bench.now_ms
+        self.deadlines = {p: d for p, d in self.deadlines.items() if d > now_ms}
+
+    def check_one(self, chance: random.Random) -> None:
+        """Any live lease can be read in full by a longer prompt."""
+        if not self.deadlines:
+            return
+        namespace, prompt = chance.choice(list(self.deadlines))
+        tokens = np.array([*unpack(prompt), 0], dtype=TOKEN_DTYPE)
+        chain = PrefixChain(namespace, tokens, self.bench.config.block_size)
+        match = self.bench.core.scheduler.index.match(chain, len(tokens))
+        assert match.tokens == len(tokens) - 1, f"a live lease is not readable: {match}"
+
+
+class Scenario:
+    """One random run; every event is checked as it comes."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        config = random_config(self.chance)
+        self.bench = Bench(config, num_tokens_sampled=self.chance.choice([40, 400]))
+        requests = random_requests(self.chance, config, num_requests=NUM_REQUESTS)
+        self.unsent = requests[::-1]
+        self.requests = {request.request_id: request for request in requests}
+        self.submitted_ms: dict[str, int] = {}
+        self.live: list[str] = []
+        self.output: dict[str, list[int]] = {}
+        self.commits: dict[str, list[int]] = {}
+        self.admissions: dict[str, Admitted] = {}
+        self.ends: dict[str, Finished | Rejected] = {}
+        self.promises = Promises(self.bench)
+        self.has_failures = self.chance.random() < 0.2
+
+    def run(self) -> None:
+        for _ in range(MAX_STEPS):
+            if not (self.unsent or self.bench.core.has_work):
+                break
+            self.disturb()
+            for event in self.step():
+                self.take(event)
+            self.promises.check_one(self.chance)
+            assert self.bench.core.stats()["leases_live"] == len(self.promises.deadlines)
+        else:
+            raise AssertionError(f"hangs: {self.bench.core.stats()}")
+        assert self.ends.keys() == self.requests.keys()
+        self.bench.step(advance_ms=100_000)
+        stats = self.bench.core.stats()
+        assert stats["steps_stalled_total"] == 0
+        assert stats["kv_blocks_pinned"] == stats["kv_blocks_reserved"] == stats["leases_live"] == 0
+        assert stats["kv_blocks_free"] + stats["kv_blocks_evictable"] == stats["kv_blocks_total"]
+
+    def disturb(self) -> None:
+        """Submit some, end some, break the runner now and then."""
+        while self.unsent and self.chance.random() < 0.4:
+            request = self.unsent.pop()
+            self.submitted_ms[request.request_id] = self.bench.now_ms
+            rejected = self.bench.submit(request)
+            if rejected is not None:
+                self.ends[request.request_id] = rejected
+            else:
+                self.live.append(request.request_id)
+        if self.live and self.chance.random() < 0.05:
+            self.bench.core.abort(self.chance.choice(self.live), self.bench.now_ms)
+        if self.live and self.chance.random() < 0.05:
+            request_id = self.chance.choice(self.live)
+            num_kept = self.chance.randint(0, 1 + len(self.output.get(request_id, ())))
+            self.bench.core.finish(request_id, num_kept, self.bench.now_ms)
+        self.bench.runner.fails_next = self.has_failures and self.chance.random() < 0.03
+
+    def step(self):
+        advance_ms = 900 if self.chance.random() < 0.02 else self.chance.randint(0, 12)
+        self.bench.now_ms += advance_ms
+        self.promises.expire()
+        return self.bench.step(advance_ms=0)
+
+    def take(self, event) -> None:
+        request_id = event.request_id
+        request = self.requests[request_id]
+        assert request_id not in self.ends, f"an event after the end: {event}"
+        if isinstance(event, Admitted):
+            self.take_admission(event)
+        elif isinstance(event, Committed):
+            (grant,) = [g for g in self.admissions[request_id].grants if g.tokens == event.tokens]
+            assert grant.outcome != "refused"
+            if grant.outcome == "granted":
+                submitted_ms = self.submitted_ms[request_id]
+                self.promises.extend(request, event.tokens, submitted_ms, is_new=True)
+            self.commits.setdefault(request_id, []).append(event.tokens)
+        elif isinstance(event, Tokens):
+            assert request_id in self.admissions
+            self.output.setdefault(request_id, []).extend(event.ids)
+        else:
+            self.ends[request_id] = event
+            self.live.remove(request_id)
+            if isinstance(event, Finished):
+                self.take_end(event)
+            else:
+                assert event.code == "overloaded"
+                assert request_id not in self.admissions
+
+    def take_admission(self, event: Admitted) -> None:
+        request = self.requests[event.request_id]
+        assert event.request_id not in self.admissions, "admitted twice"
+        assert 0 <= event.tokens_reused < request.num_prompt_tokens
+        assert len(event.grants) == len(request.breakpoints)
+        self.admissions[event.request_id] = event
+        for grant in event.grants:
+            assert not grant.committed
+            if grant.outcome == "refreshed":
+                submitted_ms = self.submitted_ms[event.request_id]
+                self.promises.extend(request, grant.tokens, submitted_ms, is_new=False)
+        # A lease that was refreshed into the past stays until its old deadline or the next step.
+
+    def take_end(self, event: Finished) -> None:
+        request_id, record = event.request_id, event.record
+        request, output = self.requests[request_id], self.output.get(event.request_id, [])
+        assert output == self.bench.runner.continuation(request, len(output))
+        if record is None:
+            assert event.reason in ("aborted", "finished")
+            assert request_id not in self.admissions
+            return
+        facts = ("tokens_reused_promised", "tokens_reused_gift")
+        facts += ("tokens_read_recomputed", "tokens_computed")
+        opened = self.bench.journal.opened[request_id]
+        assert [getattr(record, name) for name in facts] == [getattr(opened, n) for n in facts]
+        assert sum(getattr(record, name) for name in facts) == request.num_prompt_tokens
+        assert min(getattr(record, name) for name in facts) >= 0
+        assert record.output_tokens + record.overrun_tokens == len(output)
+        committed = [grant.tokens for grant in record.grants if grant.committed]
+        assert committed == self.commits.get(request_id, [])
+        assert committed == self.bench.journal.commits.get(request_id, [])
+        assert self.bench.journal.closed[request_id] == record
+        if event.reason in ("stop_token", "max_tokens"):
+            granted = [grant.tokens for grant in record.grants if grant.outcome != "refused"]
+            assert committed == granted, "it ended without committing a grant"
+            assert event.reason == "max_tokens" or output[-1] in request.stop_token_ids
+            assert not set(output[:-1]) & set(request.stop_token_ids)
+
+
+@pytest.mark.parametrize("group", range(30))
+def test_random_requests_never_see_foreign_stale_or_uncommitted_kv(group: int) -> None:
+    for seed in range(group * 10, group * 10 + 10):
+        try:
+            Scenario(seed).run()
+        except AssertionError as error:
+            error.add_note(f"scenario {seed}")
+            raise
