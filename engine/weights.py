@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelFileError
-from engine.manifest import MANIFEST, check_contents, file_digests
+from engine.model_folder import MANIFEST, check_contents, file_digests
 
 CURE = "download the model folder again"
 INDEX = "model.safetensors.index.json"

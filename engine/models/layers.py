@@ -17,7 +17,11 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._bias = bias
-        self._packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+        self._packed = (
+            weight.device.type == "cpu"
+            and weight.dtype == torch.bfloat16
+            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_ROWS)
             if self._packed

@@ -53,6 +53,8 @@ class Llama:
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self._layers):
             x = layer.forward(x, cos, sin, attend, index)
+        if not len(sampled):
+            return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         return self._head(self._norm(x[sampled])).float()
 
 

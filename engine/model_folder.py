@@ -1,19 +1,48 @@
-"""The manifest of a model folder that kvmeter wrote: every file's size and SHA-256.
+"""Model folders that kvmeter makes: whole or not there, and checkable ever after.
 
-It is written last, so a folder that has one was whole when it was made; whoever loads the folder
-checks it and so finds a file that was damaged or removed since.
+A folder is built under a temporary name, gets a manifest of every file's size and SHA-256 last, and
+is renamed. Whoever loads it checks the manifest and so finds what was damaged or removed since.
 """
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.errors import ModelFileError
 
 MANIFEST = "kvmeter-manifest.json"
 CURE = "delete the folder and run `kvmeter models fetch`"
+
+
+def ensure_folder(folder: Path, build: Callable[[Path], None]) -> None:
+    """Have `build` fill the folder if it is not there yet; check that it is whole.
+
+    `build` gets an empty folder beside the final one; what it raises leaves nothing behind. Safe
+    for several processes at once: one builds, the others wait and find its folder.
+
+    Raises ModelFileError if the folder is there but a file is missing or has another length.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial_prefix = f".{folder.name}.partial-"
+    with _lock(folder.parent / f".{folder.name}.lock"):
+        if not folder.exists():
+            for leftover in folder.parent.glob(f"{partial_prefix}*"):  # of a killed process
+                shutil.rmtree(leftover)
+            with tempfile.TemporaryDirectory(prefix=partial_prefix, dir=folder.parent) as partial:
+                built = Path(partial) / folder.name
+                built.mkdir()
+                build(built)
+                write_manifest(built)
+                _sync(built)
+                built.rename(folder)
+    check_sizes(folder)
 
 
 def write_manifest(folder: Path) -> None:
@@ -74,3 +103,21 @@ def _entries(folder: Path) -> list[tuple[Path, int, str]]:
         raise ModelFileError("Model folder is incomplete", path, CURE) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError("Model file is damaged", path, CURE) from error
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the file's lock; the kernel lets go of it if this process dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sync(folder: Path) -> None:
+    """Put the files on disk before the rename makes them visible."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

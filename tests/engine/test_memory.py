@@ -1,0 +1,106 @@
+"""How the pool is sized, and how memory limits are found."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.errors import KVCacheTooSmall
+from engine.memory import default_pool_bytes, engine_config, memory_bytes, pin_cap_blocks
+
+GIB = 2**30
+
+
+def test_the_default_pool_is_15_percent_of_memory() -> None:
+    assert default_pool_bytes(100 * GIB, GIB) == 15 * GIB
+
+
+def test_the_default_pool_holds_at_least_eight_contexts() -> None:
+    assert default_pool_bytes(100 * GIB, 3 * GIB) == 24 * GIB
+
+
+def test_the_default_pool_never_takes_over_half_of_memory() -> None:
+    assert default_pool_bytes(100 * GIB, 20 * GIB) == 50 * GIB
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "context_blocks", "cap"),
+    [(1000, 100, 750), (1000, 400, 600), (100, 100, 0), (50, 100, 0), (4096, 512, 3072)],
+)
+def test_pins_leave_a_quarter_and_at_least_one_context(
+    num_blocks: int, context_blocks: int, cap: int
+) -> None:
+    assert pin_cap_blocks(num_blocks, context_blocks) == cap
+
+
+def test_the_quota_is_the_cap_unless_the_operator_says_otherwise() -> None:
+    sizes = {
+        "bytes_per_block": 1000,
+        "max_model_len": 160,
+        "vocab_size": 9,
+        "memory_bytes": GIB,
+        "kv_cache_bytes": 100_999,
+    }
+
+    config = engine_config(**sizes)
+    limited = engine_config(**sizes, namespace_quota_blocks=5, max_num_seqs=3)
+
+    assert (config.num_blocks, config.pin_cap_blocks, config.namespace_quota_blocks) == (
+        100,
+        75,
+        75,
+    )
+    assert config.max_request_tokens == 160
+    assert (limited.pin_cap_blocks, limited.namespace_quota_blocks) == (75, 5)
+    assert limited.max_num_seqs == 3
+
+
+def test_a_pool_smaller_than_one_block_is_refused() -> None:
+    with pytest.raises(KVCacheTooSmall, match="999 bytes; one block takes 1000"):
+        engine_config(
+            bytes_per_block=1000,
+            max_model_len=160,
+            vocab_size=9,
+            memory_bytes=GIB,
+            kv_cache_bytes=999,
+        )
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    """A file system with 8 GiB of memory and these further files."""
+    for name, text in ({"proc/meminfo": f"MemTotal: {8 * 2**20} kB\n"} | files).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_without_a_control_group_memory_is_the_machines(tmp_path: Path) -> None:
+    assert memory_bytes(machine(tmp_path, {})) == 8 * GIB
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": f"{2 * GIB}\n"},
+        {  # the limit of a parent holds too
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/fs/cgroup/a/b/memory.max": "max\n",
+            "sys/fs/cgroup/a/memory.max": f"{2 * GIB}\n",
+        },
+        {  # inside a container the group's own folder is the root
+            "proc/self/cgroup": "0::/not/visible/here\n",
+            "sys/fs/cgroup/memory.max": f"{2 * GIB}\n",
+        },
+        {  # version 1 writes a huge number for no limit
+            "proc/self/cgroup": "3:cpu:/x\n4:memory:/x\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{2 * GIB}\n",
+        },
+    ],
+    ids=["own", "parent", "container", "version 1"],
+)
+def test_a_control_groups_limit_is_respected(tmp_path: Path, files: dict[str, str]) -> None:
+    assert memory_bytes(machine(tmp_path, files)) == 2 * GIB
+
+
+def test_this_machines_memory_is_found() -> None:
+    assert memory_bytes() > 2**28
