@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from engine.errors import FrameError
 from engine.frames import (
-    PROTOCOL_VERSION,
     ClientMessage,
     EngineMessage,
     Fault,
@@ -14,6 +13,7 @@ from engine.frames import (
     Hello,
     encode_engine,
 )
+from engine.protocol import PROTOCOL_VERSION
 
 # More than any kernel buffers for a connection: what a dead client had sent is read in one turn,
 # and a client that never stops sending still leaves the loop its turn.

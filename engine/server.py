@@ -200,7 +200,8 @@ class EngineServer:
                 for request_id in question.request_ids
                 if self._core.state_of(request_id) is not None
             }
-            link.send(Found(question.call, records | self._journal.lookup(question.request_ids)))
+            records.update(self._journal.lookup(question.request_ids))
+            link.send(Found(question.call, records))
         self._questions.clear()
 
     def _tend_links(self) -> None:

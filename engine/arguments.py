@@ -1,0 +1,207 @@
+"""The engine's command line; for most flags an environment variable gives the default."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from engine.address import parse_address
+from engine.errors import AddressError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What an operator chose for one engine process; `--help` explains each."""
+
+    model: Path
+    model_id: str
+    data_dir: Path
+    listen: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    block_size: int
+    kv_cache_memory: int | None
+    dtype: Literal["auto", "float32", "bfloat16"]
+    device: Literal["cpu", "cuda"]
+    tensor_parallel_size: Literal[1]
+    until_stdin_closes: bool
+
+
+def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> Arguments:
+    """Read the command line; on bad input say one sentence and exit with code 2."""
+    parser = _parser(environment)
+    chosen = vars(parser.parse_args(arguments))
+    data_dir: Path = chosen["data_dir"]
+    chosen["listen"] = chosen["listen"] or f"unix:{data_dir / 'run' / 'engine.sock'}"
+    chosen["model_id"] = chosen["model_id"] or chosen["model"].resolve().name
+    return Arguments(**chosen)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one line."""
+
+    def error(self, message: str) -> NoReturn:  # type: ignore[explicit-override] # Python 3.12
+        """Say it and exit."""
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="kvmeter engine",
+        description="Serve one model: token ids in, token ids out, over a socket.",
+        epilog="A variable in brackets gives the default of its flag.",
+        allow_abbrev=False,
+    )
+
+    def add(flag: str, text: str, *, variable: str | None = None, **options: Any) -> None:
+        # A default from the environment is a string, so argparse checks it like a typed one.
+        if variable is not None:
+            text += f" [{variable}]"
+            options["default"] = environment.get(variable) or options.get("default")
+        if options.get("required") and options.get("default") is not None:
+            options["required"] = False
+        parser.add_argument(flag, help=text, **options)
+
+    _add_places(add)
+    _add_limits(add)
+    _add_machine(add)
+    return parser
+
+
+def _add_places(add: Any) -> None:
+    add(
+        "--model",
+        "The model's folder, as on the Hugging Face hub.",
+        variable="KVMETER_MODEL",
+        type=_folder,
+        metavar="DIR",
+        required=True,
+    )
+    add("--model-id", "The name clients ask for; the folder's name if absent.", metavar="ID")
+    add(
+        "--data-dir",
+        "Where the journal and the pid file go.",
+        variable="DATA_DIR",
+        type=Path,
+        metavar="DIR",
+        default="var",
+    )
+    add(
+        "--listen",
+        "unix:PATH or tcp://HOST:PORT; a socket in the data folder if absent. TCP has no "
+        "password: keep it on a private network.",
+        variable="KVMETER_ENGINE_URL",
+        type=_address,
+        metavar="URL",
+    )
+    add(
+        "--until-stdin-closes",
+        argparse.SUPPRESS,  # how `kvmeter up` ends its engine, also when it is killed itself
+        action="store_true",
+    )
+
+
+def _add_limits(add: Any) -> None:
+    add(
+        "--max-num-seqs",
+        "Sequences that run at once.",
+        variable="KVMETER_MAX_NUM_SEQS",
+        type=_count,
+        metavar="N",
+        default="64",
+    )
+    add(
+        "--max-num-batched-tokens",
+        "Token budget of one step.",
+        variable="KVMETER_MAX_NUM_BATCHED_TOKENS",
+        type=_count,
+        metavar="N",
+        default="2048",
+    )
+    add(
+        "--enable-prefix-caching",
+        "Reuse KV blocks and grant leases.",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+    )
+    add(
+        "--enable-chunked-prefill",
+        "Compute a long prompt in several steps.",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+    )
+
+
+def _add_machine(add: Any) -> None:
+    add("--block-size", "Tokens a KV block.", type=_count, metavar="N", default="16")
+    add(
+        "--kv-cache-memory",
+        "Size of the KV pool in bytes; if absent 15 %% of memory, at least eight contexts.",
+        variable="KVMETER_KV_CACHE_MEMORY",
+        type=_count,
+        metavar="BYTES",
+    )
+    add(
+        "--dtype",
+        "Number format; auto takes bfloat16 where the processor is fast at it.",
+        variable="KVMETER_DTYPE",
+        type=_one_of("auto", "float32", "bfloat16"),
+        metavar="{auto,float32,bfloat16}",
+        default="auto",
+    )
+    add(
+        "--device",
+        "Where the model runs.",
+        variable="KVMETER_DEVICE",
+        type=_one_of("cpu", "cuda"),
+        metavar="{cpu,cuda}",
+        default="cpu",
+    )
+    add(
+        "--tensor-parallel-size",
+        "GPUs that share one model; only 1 for now.",
+        type=_one,
+        metavar="N",
+        default="1",
+    )
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"no such folder: {text}")
+    return path
+
+
+def _address(text: str) -> str:
+    try:
+        parse_address(text)
+    except AddressError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"not a whole number above zero: {text}")
+    return int(text)
+
+
+def _one(text: str) -> int:
+    if _count(text) != 1:
+        raise argparse.ArgumentTypeError(f"this engine runs a model on one device: {text}")
+    return 1
+
+
+def _one_of(*choices: str) -> Any:
+    """Like argparse's `choices`, which leaves a default from the environment unchecked."""
+
+    def check(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"not one of {', '.join(choices)}: {text}")
+        return text
+
+    return check

@@ -1,0 +1,111 @@
+"""Puts one engine process together: journal, model, core, server; and takes it apart again."""
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import torch
+
+from engine.address import bound_url, listen
+from engine.arguments import Arguments
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.dtype import choose_dtype, configure_threads, read_cpuinfo
+from engine.errors import SettingError
+from engine.journal import Journal
+from engine.kv_cache import bytes_per_block
+from engine.loading import LoadedModel, load_model
+from engine.memory import engine_config, memory_bytes
+from engine.model_runner import ModelRunner
+from engine.protocol import EngineInfo
+from engine.server import EngineServer
+
+
+def serve(arguments: Arguments, clock: Callable[[], int]) -> None:
+    """Serve until told to stop. `clock` is monotonic, in milliseconds. Raises EngineError."""
+    journal_folder = arguments.data_dir / "engine" / "journal"
+    with closing(Journal(journal_folder, clock)) as journal, _pid_file(arguments.data_dir):
+        configure_threads()
+        device = _device(arguments.device)
+        dtype = choose_dtype(arguments.dtype, device=device, cpuinfo=read_cpuinfo())
+        loaded = load_model(arguments.model, dtype=dtype, device=device)
+        config = _config(arguments, loaded)
+        runner = ModelRunner(loaded.model, config, entropy=secrets.token_bytes(32))
+        info = _info(arguments, loaded, config)
+        core = EngineCore(config, runner, boot_id=info.engine_boot_id, journal=journal)
+        listener = listen(arguments.listen)
+        server = EngineServer(core, info, listener, journal, clock)
+        if arguments.until_stdin_closes:
+            server.stop_at_end_of(sys.stdin.fileno())
+        else:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: server.stop())
+        _announce(info, config, bound_url(listener, arguments.listen))
+        server.run()
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingError("No CUDA device on this machine: start with --device cpu.")
+    return torch.device(name)
+
+
+def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
+    model = loaded.model.config
+    return engine_config(
+        bytes_per_block=bytes_per_block(model, loaded.model.dtype, arguments.block_size),
+        max_model_len=model.max_position_embeddings,
+        vocab_size=model.vocab_size,
+        memory_bytes=memory_bytes(),
+        kv_cache_bytes=arguments.kv_cache_memory,
+        block_size=arguments.block_size,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        enable_prefix_caching=arguments.enable_prefix_caching,
+        enable_chunked_prefill=arguments.enable_chunked_prefill,
+    )
+
+
+def _info(arguments: Arguments, loaded: LoadedModel, config: EngineConfig) -> EngineInfo:
+    return EngineInfo(
+        engine_boot_id=f"eng_{secrets.token_hex(16)}",
+        model_id=arguments.model_id,
+        weights_digest=loaded.weights_digest,
+        vocab_size=config.vocab_size,
+        max_model_len=config.max_model_len,
+        max_request_tokens=config.max_request_tokens,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        pin_cap_blocks=config.pin_cap_blocks,
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        device=loaded.model.device.type,
+        stop_token_ids=loaded.stop_token_ids,
+        default_sampling=loaded.default_sampling,
+    )
+
+
+@contextmanager
+def _pid_file(data_dir: Path) -> Iterator[None]:
+    path = data_dir / "run" / "engine.pid"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(f"{os.getpid()}\n")
+    except OSError as error:
+        raise SettingError(f"Cannot write {path}: {error.strerror}.") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _announce(info: EngineInfo, config: EngineConfig, url: str) -> None:
+    sys.stdout.write(
+        f"engine ready: {url}\n"
+        f"  {info.model_id}, {info.dtype} on {info.device}; KV pool {config.num_blocks} blocks of "
+        f"{config.block_size} tokens, of which leases may pin {config.pin_cap_blocks}\n"
+    )
+    sys.stdout.flush()

@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import pytest
+
+from engine.arguments import parse_arguments
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "smol"
+    folder.mkdir()
+    return folder
+
+
+def test_defaults_are_the_documented_ones(model):
+    arguments = parse_arguments(["--model", str(model)], {})
+
+    assert arguments.model_id == "smol"
+    assert arguments.data_dir == Path("var")
+    assert arguments.listen == "unix:var/run/engine.sock"
+    assert (arguments.max_num_seqs, arguments.max_num_batched_tokens) == (64, 2048)
+    assert (arguments.block_size, arguments.kv_cache_memory) == (16, None)
+    assert (arguments.dtype, arguments.device) == ("auto", "cpu")
+    assert arguments.enable_prefix_caching
+    assert arguments.enable_chunked_prefill
+
+
+def test_a_flag_wins_over_its_variable(model):
+    environment = {
+        "KVMETER_MODEL": str(model),
+        "KVMETER_DTYPE": "bfloat16",
+        "KVMETER_MAX_NUM_SEQS": "3",
+        "DATA_DIR": "/data",
+    }
+
+    arguments = parse_arguments(["--max-num-seqs", "5"], environment)
+
+    assert (arguments.dtype, arguments.max_num_seqs) == ("bfloat16", 5)
+    assert arguments.listen == "unix:/data/run/engine.sock"
+
+
+def test_each_boolean_can_be_switched_off(model):
+    off = ["--no-enable-prefix-caching", "--no-enable-chunked-prefill"]
+
+    arguments = parse_arguments(["--model", str(model), *off], {})
+
+    assert not arguments.enable_prefix_caching
+    assert not arguments.enable_chunked_prefill
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "sentence"),
+    [
+        (["--max-num-seqs", "0"], {}, "--max-num-seqs: not a whole number above zero: 0"),
+        (["--kv-cache-memory", "1GB"], {}, "not a whole number above zero: 1GB"),
+        (["--dtype", "int4"], {}, "--dtype: not one of auto, float32, bfloat16: int4"),
+        ([], {"KVMETER_DTYPE": "int4"}, "--dtype: not one of auto, float32, bfloat16: int4"),
+        (["--device", "tpu"], {}, "--device: not one of cpu, cuda: tpu"),
+        (["--listen", "http://h:1"], {}, "--listen: Not an engine address"),
+        (["--tensor-parallel-size", "2"], {}, "--tensor-parallel-size: this engine runs"),
+        (["--model", "/nowhere"], {}, "--model: no such folder: /nowhere"),
+        (["--max-num-seq", "1"], {}, "unrecognized arguments: --max-num-seq 1"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(model, capsys, flags, environment, sentence):
+    with pytest.raises(SystemExit) as exit_:
+        parse_arguments(["--model", str(model), *flags], environment)
+
+    assert exit_.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+def test_a_model_must_be_named(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse_arguments([], {})
+
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_has_a_sentence_for_every_flag(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse_arguments(["--help"], {})
+
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    assert "--tensor-parallel-size" in text
+    assert "until-stdin" not in text
