@@ -1,7 +1,6 @@
 import asyncio
 import gc
 import socket
-import threading
 from contextlib import asynccontextmanager
 
 import pytest
@@ -32,7 +31,6 @@ from engine.frames import (
     encode_client,
 )
 from engine.link import MAX_UNSENT_BYTES, Link
-from engine.protocol import EngineRecord
 from tests.engine.harness import Clock, generate_request, running_engine, small_config
 from tests.engine.scripted_runner import ScriptedRunner
 from tests.engine.test_frames import values

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from tests.sdk.versions import Sdk
+from tests.gateway.stack import MODEL, complete
+from tests.gateway.words import words
 
-MODEL = "words"
+from tests.sdk.versions import Sdk
 
 
 class Usage(NamedTuple):
@@ -24,11 +25,6 @@ class Usage(NamedTuple):
     def base_input_twentieths(self) -> int:
         """The input side in base-input tokens, times 20 to stay whole."""
         return 20 * self.input + 25 * self.w5 + 40 * self.w1h + 2 * self.read
-
-
-def words(count: int, tag: str = "w") -> str:
-    """`count` words, one token each, that no other tag has."""
-    return " ".join(f"{tag}{i}" for i in range(count))
 
 
 def text(count: int, tag: str = "w", *, ttl: str | None = None) -> dict[str, Any]:
@@ -79,16 +75,20 @@ class Conversation:
     """Calls with one SDK version and one key."""
 
     def __init__(self, sdk: Sdk, *, base_url: str, api_key: str) -> None:
-        self._sdk = sdk
+        self.sdk = sdk
         self.base_url = base_url
         self.api_key = api_key
 
+    def with_key(self, api_key: str) -> "Conversation":
+        """The same SDK with another key."""
+        return Conversation(self.sdk, base_url=self.base_url, api_key=api_key)
+
     def call(self, call: str, **arguments: Any) -> dict[str, Any]:
-        return self._sdk.call(call, base_url=self.base_url, api_key=self.api_key, **arguments)
+        return self.sdk.call(call, base_url=self.base_url, api_key=self.api_key, **arguments)
 
     def create(self, **body: Any) -> dict[str, Any]:
         """One answer, at most five words long unless `body` says otherwise."""
-        return self.call("create", **_complete(body))
+        return self.call("create", **complete(body))
 
     def usage(self, **body: Any) -> Usage:
         """The split of one request."""
@@ -98,7 +98,3 @@ class Conversation:
         counted = {key: body[key] for key in body.keys() - {"max_tokens", "stop_sequences"}}
         tokens: int = self.call("count_tokens", model=MODEL, **counted)["input_tokens"]
         return tokens
-
-
-def _complete(body: dict[str, Any]) -> dict[str, Any]:
-    return {"model": MODEL, "max_tokens": 5, **body}

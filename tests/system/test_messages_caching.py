@@ -3,8 +3,11 @@
 WT: one word is one token, no template, a minimum of 512 tokens; t is the request's start.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
-from tests.system.word_stack import WordStack
+from tests.gateway.stack import Stack
+from tests.gateway.words import words
 
 from tests.sdk.versions import OLD, SdkError
 from tests.system.conversation import (
@@ -15,14 +18,11 @@ from tests.system.conversation import (
     hundreds,
     text,
     user,
-    words,
 )
-
-pytestmark = pytest.mark.usefixtures("sdk")
 
 
 def test_m01_the_second_request_reads_what_the_first_wrote(
-    stack: WordStack, talk: Conversation
+    stack: Stack, talk: Conversation
 ) -> None:
     system = [text(2000, "s", ttl="5m")]
 
@@ -38,23 +38,23 @@ def test_m01_the_second_request_reads_what_the_first_wrote(
 
 @pytest.mark.parametrize(("later", "hit"), [(290, True), (301, False)])
 def test_m02_an_entry_lives_from_the_start_of_its_request(
-    stack: WordStack, talk: Conversation, later: int, hit: bool
+    stack: Stack, talk: Conversation, later: int, hit: bool
 ) -> None:
     body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(words(20, "u"))]}
 
-    with stack.gate.closed_after(steps=4):
-        stack.in_background(lambda: talk.usage(**body))
-        stack.gate.wait_closed()
+    stack.runner.gate.clear()
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(talk.usage, **body)
+        stack.wait_until(lambda: stack.runner.num_steps > 0)
         stack.at(240)
-    stack.wait_background()
+        stack.runner.gate.set()
+        assert first.result() == Usage(w5=2000, input=20)
     stack.at(later)
 
-    assert stack.other_sdk_talk(talk).usage(**body) == (
-        Usage(read=2000, input=20) if hit else Usage(w5=2000, input=20)
-    )
+    assert talk.usage(**body) == (Usage(read=2000, input=20) if hit else Usage(w5=2000, input=20))
 
 
-def test_m03_each_read_starts_the_time_to_live_again(stack: WordStack, talk: Conversation) -> None:
+def test_m03_each_read_starts_the_time_to_live_again(stack: Stack, talk: Conversation) -> None:
     body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(words(20, "u"))]}
 
     split = []
@@ -78,7 +78,7 @@ def test_m04_a_short_prefix_is_neither_written_nor_an_error(talk: Conversation) 
     ("blocks", "expected"), [(34, Usage(read=1500, w5=1900)), (35, Usage(w5=3500))]
 )
 def test_m05_a_lookup_goes_back_twenty_positions(
-    stack: WordStack, talk: Conversation, blocks: int, expected: Usage
+    stack: Stack, talk: Conversation, blocks: int, expected: Usage
 ) -> None:
     assert talk.usage(messages=[hundreds(10, marked=[10])]) == Usage(w5=1000)
     stack.at(1)
@@ -88,7 +88,7 @@ def test_m05_a_lookup_goes_back_twenty_positions(
     assert talk.usage(messages=[hundreds(blocks, marked=[blocks])]) == expected
 
 
-def test_m06_an_earlier_marker_opens_a_second_window(stack: WordStack, talk: Conversation) -> None:
+def test_m06_an_earlier_marker_opens_a_second_window(stack: Stack, talk: Conversation) -> None:
     talk.usage(messages=[hundreds(10, marked=[10])])
     stack.at(1)
     talk.usage(messages=[hundreds(15, marked=[15])])
@@ -125,9 +125,7 @@ def test_m09_five_markers_are_one_too_many(talk: Conversation) -> None:
         talk.create(cache_control=AUTOMATIC, messages=[user(*five[:4], text(10, "last"))])
 
 
-def test_m10_automatic_caching_follows_the_conversation(
-    stack: WordStack, talk: Conversation
-) -> None:
+def test_m10_automatic_caching_follows_the_conversation(stack: Stack, talk: Conversation) -> None:
     system = [text(1500, "s")]
     turns = [
         [user(words(50, "u"))],
@@ -164,10 +162,10 @@ def test_m13_without_a_marker_nothing_is_claimed(talk: Conversation) -> None:
     assert [talk.usage(**body), talk.usage(**body)] == [Usage(input=3000)] * 2
 
 
-def test_m15_no_workspace_reads_what_another_wrote(stack: WordStack, talk: Conversation) -> None:
+def test_m15_no_workspace_reads_what_another_wrote(stack: Stack, talk: Conversation) -> None:
     body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(words(20, "u"))]}
-    same_organization = stack.talk(talk, key=stack.new_key(organization="same"))
-    other_organization = stack.talk(talk, key=stack.new_key(organization="new"))
+    same_organization = talk.with_key(stack.new_workspace(workspace="wrk_two"))
+    other_organization = talk.with_key(stack.new_organization("org_two"))
 
     split = [t.usage(**body) for t in (talk, same_organization, other_organization)]
 
@@ -176,10 +174,8 @@ def test_m15_no_workspace_reads_what_another_wrote(stack: WordStack, talk: Conve
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["to_param", "string"])
-def test_m16_an_answer_sent_back_is_the_same_prefix(
-    talk: Conversation, version: str, plain: bool
-) -> None:
-    if version == OLD:
+def test_m16_an_answer_sent_back_is_the_same_prefix(talk: Conversation, plain: bool) -> None:
+    if talk.sdk.version == OLD:
         return  # its messages have no to_param()
     first = talk.create(cache_control=AUTOMATIC, messages=[user(words(600, "u"))])
     answer = first["param"]
@@ -239,7 +235,7 @@ def test_m19_a_marker_in_a_wrong_place_is_refused(talk: Conversation) -> None:
 
 
 def test_m20_a_changing_marked_block_is_written_every_time(
-    stack: WordStack, talk: Conversation
+    stack: Stack, talk: Conversation
 ) -> None:
     split = []
     for seconds in range(3):
@@ -250,9 +246,9 @@ def test_m20_a_changing_marked_block_is_written_every_time(
     assert split == [Usage(w5=1510)] * 3
 
 
-def test_m21_more_markers_cost_the_same(stack: WordStack, talk: Conversation) -> None:
+def test_m21_more_markers_cost_the_same(stack: Stack, talk: Conversation) -> None:
     one = [hundreds(24, marked=[24])]
     four = [hundreds(24, marked=[6, 12, 18, 24])]
-    other = stack.talk(talk, key=stack.new_key(organization="new"))
+    other = talk.with_key(stack.new_organization("org_two"))
 
     assert talk.usage(messages=one) == other.usage(messages=four) == Usage(w5=2400)

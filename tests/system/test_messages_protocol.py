@@ -4,7 +4,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.system.word_stack import WordStack
+from tests.gateway.stack import Stack
+from tests.gateway.words import words
 
 from tests.sdk.versions import SdkError
 from tests.system.conversation import (
@@ -16,7 +17,6 @@ from tests.system.conversation import (
     read_usage,
     text,
     user,
-    words,
 )
 
 BODY: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": [user("hello there")]}
@@ -36,7 +36,7 @@ def assert_error(response: httpx.Response, status: int, kind: str, *words: str) 
         assert word in body["error"]["message"]
 
 
-def test_m28_both_sdks_and_either_header_are_known(stack: WordStack, talk: Conversation) -> None:
+def test_m28_both_sdks_and_either_header_are_known(stack: Stack, talk: Conversation) -> None:
     good, bad = talk.api_key, "kvm-no-such-key"
 
     assert talk.create(**BODY)["message"]["role"] == "assistant"
@@ -53,8 +53,8 @@ def test_m28_both_sdks_and_either_header_are_known(stack: WordStack, talk: Conve
     assert_error(post(), 401, "authentication_error")
 
 
-def test_m29_every_error_has_the_apis_shape(stack: WordStack, talk: Conversation) -> None:
-    with stack.http(talk) as client:
+def test_m29_every_error_has_the_apis_shape(stack: Stack, talk: Conversation) -> None:
+    with stack.http() as client:
         no_version = client.build_request("POST", "/v1/messages", json=BODY)
         del no_version.headers["anthropic-version"]
 
@@ -85,11 +85,11 @@ def test_m29_every_error_has_the_apis_shape(stack: WordStack, talk: Conversation
 
 @pytest.mark.parametrize(("api_version", "status"), [("2023-06-01", 200), ("2026-10-21", 400)])
 def test_m30_sampling_fields_belong_to_the_old_version(
-    stack: WordStack, talk: Conversation, api_version: str, status: int
+    stack: Stack, talk: Conversation, api_version: str, status: int
 ) -> None:
     headers = {"anthropic-version": api_version}
 
-    with stack.http(talk) as client:
+    with stack.http() as client:
         response = client.post("/v1/messages", json={**BODY, "temperature": 1.0}, headers=headers)
 
     assert response.status_code == status
@@ -112,8 +112,8 @@ def test_m32_an_unknown_model_is_not_found(talk: Conversation) -> None:
     assert missing.value.class_name == "NotFoundError"
 
 
-def test_m33_a_body_over_32_mb_is_too_large(stack: WordStack, talk: Conversation) -> None:
-    with stack.http(talk) as client:
+def test_m33_a_body_over_32_mb_is_too_large(stack: Stack, talk: Conversation) -> None:
+    with stack.http() as client:
         response = client.post("/v1/messages", content=b" " * 33_000_000 + b"{}")
 
     assert_error(response, 413, "request_too_large")
@@ -146,7 +146,7 @@ def test_m34_counting_tells_what_the_request_will_be_billed(talk: Conversation, 
     assert read_usage(warm["message"]["usage"]).prompt == counted
 
 
-def test_m35_null_is_as_good_as_absent(stack: WordStack, talk: Conversation) -> None:
+def test_m35_null_is_as_good_as_absent(stack: Stack, talk: Conversation) -> None:
     optional = (
         "cache_control",
         "container",
@@ -167,7 +167,7 @@ def test_m35_null_is_as_good_as_absent(stack: WordStack, talk: Conversation) -> 
         "top_p",
     )
 
-    with stack.http(talk) as client:
+    with stack.http() as client:
         response = client.post("/v1/messages", json=BODY | dict.fromkeys(optional))
 
     assert response.status_code == 200, response.text
