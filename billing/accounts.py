@@ -1,0 +1,39 @@
+"""The chart of accounts as names: the only place where an account id is put together."""
+
+from billing.meters import Meter
+
+# An organisation's own accounts; the id is "<code>:<organization id>".
+PREPAID = "prepaid"  # what we owe a customer who paid in advance (grows on the credit side)
+UNBILLED = "unbilled"  # what a postpaid customer has used and not been invoiced (debit side)
+OVERDRAFT = "overdraft"  # what a prepaid customer used above the balance and owes us (debit side)
+
+# Ours. Money that an operator books in by command comes from here.
+OPERATOR_FUNDING = "operator_funding"
+
+
+def prepaid(organization_id: str) -> str:
+    """The account a prepaid organisation pays from."""
+    return f"{PREPAID}:{organization_id}"
+
+
+def unbilled(organization_id: str) -> str:
+    """The account that collects a postpaid organisation's use."""
+    return f"{UNBILLED}:{organization_id}"
+
+
+def overdraft(organization_id: str) -> str:
+    """The account that holds a prepaid organisation's debt."""
+    return f"{OVERDRAFT}:{organization_id}"
+
+
+def of_organization(organization_id: str) -> tuple[str, ...]:
+    """Every account an organisation has, whatever its mode."""
+    return prepaid(organization_id), unbilled(organization_id), overdraft(organization_id)
+
+
+def revenue(meter: Meter) -> str:
+    """The account that earns what a meter sells."""
+    return f"revenue:{meter.value}"
+
+
+OUR_ACCOUNTS = (OPERATOR_FUNDING, *(revenue(meter) for meter in Meter))

@@ -1,0 +1,166 @@
+"""Connections: one writer thread with group commit, and readers that see one snapshot.
+
+The only file that knows SQLite from PostgreSQL at run time. Billing functions are synchronous, take
+a Connection first and never commit; `Database` runs them.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError
+
+from billing.errors import DatabaseUrlError
+from billing.manifest import require_manifest
+from billing.schema import one_migrator, require_head, upgrade
+from billing.writer import Writer
+
+T = TypeVar("T")
+Operation = Callable[[Connection], T]
+
+READERS_MAX = 4  # reports and look-ups at once; each is short
+# Any constant of ours; a writer that stalls inside its transaction loses it, and the lock with it.
+TAKE_WRITE_LOCK = (
+    "SELECT set_config('idle_in_transaction_session_timeout', '10s', true),"
+    " pg_advisory_xact_lock(5201309)"
+)
+BUSY_TIMEOUT_MS = 10_000  # another process holds SQLite's write lock for one commit, not for long
+
+
+class Database:
+    """A ledger database: `write` and `read` from asyncio, `write_now` and `read_now` elsewhere.
+
+    A write resolves only after its commit. An operation may run twice (after a conflict with
+    another process), so it must be a pure function of its connection.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = database_url(url)
+        self._reading = reading_engine(parsed)
+        self._writer = Writer(writing_engine(parsed))
+        self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="billing-reader")
+
+    async def write(self, operation: Operation[T]) -> T:
+        """Run an operation in the next group commit; its error is the caller's alone.
+
+        A caller cancelled before its operation starts writes nothing; after that it is written.
+        """
+        return await asyncio.wrap_future(self._writer.submit(operation))
+
+    async def read(self, operation: Operation[T]) -> T:
+        """Run a read-only operation on one snapshot."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, self.read_now, operation)
+
+    def write_now(self, operation: Operation[T]) -> T:
+        """`write` for callers without an event loop."""
+        return self._writer.submit(operation).result()
+
+    def read_now(self, operation: Operation[T]) -> T:
+        """`read` for callers without an event loop."""
+        with self._reading.begin() as conn:
+            return operation(conn)
+
+    def require_migrated(self) -> None:
+        """Refuse a database whose schema is not the one this code was written for.
+
+        Raises DatabaseNotMigrated or SchemaDamaged.
+        """
+        self.read_now(require_head)
+        self.read_now(require_manifest)
+
+    def close(self) -> None:
+        """Commit what was submitted, then end the threads and connections."""
+        self._writer.close()
+        self._readers.shutdown()
+        self._reading.dispose()
+
+
+def migrate(url: str) -> None:
+    """Bring the database to the newest schema; two processes may do this at once."""
+    parsed = database_url(url)
+    lock = one_migrator(str(parsed.database)) if is_sqlite(parsed) else nullcontext()
+    engine = writing_engine(parsed)
+    try:
+        with lock, engine.begin() as conn:
+            upgrade(conn)
+            require_manifest(conn)
+    finally:
+        engine.dispose()
+
+
+def is_sqlite(url: URL) -> bool:
+    """Whether the URL names a SQLite file; otherwise it is PostgreSQL."""
+    return url.drivername == "sqlite"
+
+
+def database_url(url: str) -> URL:
+    """The URL with its driver chosen; raises DatabaseUrlError with one sentence if unusable."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise DatabaseUrlError("it is not of the form sqlite:///PATH or postgresql://…") from None
+    match parsed.drivername:
+        case "sqlite" if parsed.database and parsed.database != ":memory:":
+            return parsed
+        case "sqlite":
+            raise DatabaseUrlError("SQLite needs a file, sqlite:///PATH")
+        case "postgresql" | "postgres" | "postgresql+psycopg":
+            return parsed.set(drivername="postgresql+psycopg")
+        case other:
+            raise DatabaseUrlError(f"only sqlite and postgresql are known, not {other}")
+
+
+def writing_engine(url: URL) -> Engine:
+    """One connection that writes, and only while no other process does.
+
+    SQLite has one write lock a database. On PostgreSQL an advisory lock does the same: every
+    settlement meets the same few revenue rows, so two batches that lock them in different orders
+    would only find each other as a deadlock, a second later.
+    """
+    pool: dict[str, Any] = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
+    if is_sqlite(url):
+        engine = create_engine(url, **pool)
+        _tune_sqlite(engine, begin="BEGIN IMMEDIATE", pragmas=("synchronous = FULL",))
+        return engine
+    engine = create_engine(url, **pool, pool_pre_ping=True)
+
+    @event.listens_for(engine, "begin")
+    def on_begin(conn: Connection) -> None:
+        conn.exec_driver_sql(TAKE_WRITE_LOCK)
+
+    return engine
+
+
+def reading_engine(url: URL) -> Engine:
+    """Connections that cannot write and see one snapshot a transaction."""
+    pool: dict[str, Any] = {"poolclass": QueuePool, "pool_size": READERS_MAX, "max_overflow": 0}
+    if is_sqlite(url):
+        engine = create_engine(url, **pool)
+        _tune_sqlite(engine, begin="BEGIN", pragmas=("query_only = ON",))
+        return engine
+    return create_engine(
+        url,
+        **pool,
+        pool_pre_ping=True,
+        isolation_level="REPEATABLE READ",
+        execution_options={"postgresql_readonly": True},
+    )
+
+
+def _tune_sqlite(engine: Engine, *, begin: str, pragmas: tuple[str, ...]) -> None:
+    """Begin transactions ourselves: the driver's deferred ones lose concurrent updates silently."""
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # the driver begins nothing by itself
+        always = (f"busy_timeout = {BUSY_TIMEOUT_MS}", "journal_mode = WAL", "foreign_keys = ON")
+        for pragma in (*always, *pragmas):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def on_begin(conn: Connection) -> None:
+        conn.exec_driver_sql(begin)

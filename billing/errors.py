@@ -1,0 +1,139 @@
+"""What billing refuses, and why. Nothing here knows of HTTP.
+
+BillingError
+├── InsufficientBalance     the worst case of a request is above the prepaid balance
+├── UnknownOrganization     no organisation has this id
+├── UnknownWorkspace        the organisation has no such workspace
+├── UnknownKey              no API key has this id
+├── UnknownPrice            no price card of the model is in force
+├── PriceCardFileError      the price card file cannot be used
+├── PriceCardChanged        a published card was edited instead of followed by a new version
+├── HoldNotFound            no hold was opened under this request id
+├── TransferConflict        a transfer id was used before for something else
+├── InconsistentFacts       the engine's numbers contradict the hold or each other
+├── DatabaseUrlError        the database URL is not one that kvmeter can use
+├── DatabaseNotMigrated     the schema is missing or older than the code
+├── SchemaDamaged           triggers or constraints that protect the ledger are missing
+└── WriterUnavailable       the writer is closed, failed, or has too much to do
+"""
+
+from collections.abc import Sequence
+
+
+class BillingError(Exception):
+    """Root of everything that billing refuses."""
+
+
+class InsufficientBalance(BillingError):
+    """The worst case of a request is above what a prepaid organisation has left."""
+
+    def __init__(self, organization_id: str, *, needed_nanos: int) -> None:
+        super().__init__(f"Balance of {organization_id} is below the worst case: {needed_nanos}")
+        self.organization_id = organization_id
+        self.needed_nanos = needed_nanos
+
+
+class UnknownOrganization(BillingError):
+    """No organisation has this id."""
+
+    def __init__(self, organization_id: str) -> None:
+        super().__init__(f"Unknown organization: {organization_id}")
+        self.organization_id = organization_id
+
+
+class UnknownWorkspace(BillingError):
+    """The organisation has no workspace of this id."""
+
+    def __init__(self, workspace_id: str, *, organization_id: str) -> None:
+        super().__init__(f"Unknown workspace in {organization_id}: {workspace_id}")
+        self.workspace_id = workspace_id
+        self.organization_id = organization_id
+
+
+class UnknownKey(BillingError):
+    """No API key has this id."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(f"Unknown key: {key_id}")
+        self.key_id = key_id
+
+
+class UnknownPrice(BillingError):
+    """No price card of the model is in force, so the model cannot be sold."""
+
+    def __init__(self, model_id: str) -> None:
+        super().__init__(f"No price card in force for model: {model_id}")
+        self.model_id = model_id
+
+
+class PriceCardFileError(BillingError):
+    """The price card file cannot be used; the cards already published stay."""
+
+    def __init__(self, path: object, problem: str) -> None:
+        super().__init__(f"Price card file {path}: {problem}")
+        self.problem = problem
+
+
+class PriceCardChanged(BillingError):
+    """A published card was edited; prices change by a new version only."""
+
+    def __init__(self, price_card_id: str) -> None:
+        super().__init__(
+            f"Price card is published with other content, add a new version: {price_card_id}"
+        )
+        self.price_card_id = price_card_id
+
+
+class HoldNotFound(BillingError):
+    """No hold was opened under this request id."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"No hold for request: {request_id}")
+        self.request_id = request_id
+
+
+class TransferConflict(BillingError):
+    """A transfer id was used before for another organisation or amount."""
+
+    def __init__(self, transfer_id: str) -> None:
+        super().__init__(f"Transfer id was used before with other values: {transfer_id}")
+        self.transfer_id = transfer_id
+
+
+class InconsistentFacts(BillingError):
+    """The engine's numbers contradict the hold or each other; the hold stays open."""
+
+    def __init__(self, request_id: str, problem: str) -> None:
+        super().__init__(f"Engine facts of {request_id} cannot be settled: {problem}")
+        self.request_id = request_id
+
+
+class DatabaseUrlError(BillingError):
+    """The database URL is not one that kvmeter can use."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"Database URL cannot be used: {problem}")
+
+
+class DatabaseNotMigrated(BillingError):
+    """The schema is missing or is not the one this code was written for."""
+
+    def __init__(self, *, found: str | None, expected: str) -> None:
+        super().__init__(
+            f"The database is not migrated (found {found or 'no schema'}, expected {expected}):"
+            " run `kvmeter migrate`"
+        )
+        self.found = found
+        self.expected = expected
+
+
+class SchemaDamaged(BillingError):
+    """Triggers, constraints or indexes that the ledger relies on are missing."""
+
+    def __init__(self, missing: Sequence[str]) -> None:
+        super().__init__(f"The database schema is damaged, missing: {', '.join(missing)}")
+        self.missing = tuple(missing)
+
+
+class WriterUnavailable(BillingError):
+    """The writer is closed, failed, or has too much to do; nothing was written."""

@@ -1,0 +1,168 @@
+"""Holds: transaction 1 of a request. The row keeps everything that settlement will need."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from billing import accounts as names
+from billing import entries
+from billing.errors import HoldNotFound, InsufficientBalance, UnknownOrganization
+from billing.facts import dump, load_writes
+from billing.meters import TtlClass, WritePoint
+from billing.tables import accounts, holds, organizations
+
+HoldState = Literal["open", "settled", "released"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The worst case of a request, reserved until its true cost is known.
+
+    `writes` are the breakpoints that ask for a cache write, not yet granted; `owner_boot_id` is the
+    gateway process that will settle, so that a later one recognises what its predecessor left.
+    """
+
+    request_id: str
+    organization_id: str
+    workspace_id: str
+    key_id: str
+    model_id: str
+    requested_model: str
+    price_card_id: str
+    total_tokens: int
+    read_tokens: int
+    max_tokens: int
+    writes: tuple[WritePoint, ...]
+    stream: bool
+    amount_nanos: int
+    owner_boot_id: str
+    started_at_ms: int
+    state: HoldState = "open"
+
+
+def open_hold(
+    conn: Connection,
+    hold: Hold,
+    *,
+    ttl_ms: Mapping[TtlClass, int],
+    refreshed_entry_keys: Collection[str] = (),
+) -> None:
+    """Reserve the worst case, note the entries to be written, renew the entries that are read.
+
+    Raises InsufficientBalance (prepaid only) or UnknownOrganization; then nothing is left behind.
+    """
+    account_id = _reserve(conn, hold)
+    conn.execute(
+        insert(holds).values(
+            request_id=hold.request_id,
+            organization_id=hold.organization_id,
+            workspace_id=hold.workspace_id,
+            key_id=hold.key_id,
+            account_id=account_id,
+            requested_model=hold.requested_model,
+            model_id=hold.model_id,
+            price_card_id=hold.price_card_id,
+            total_tokens=hold.total_tokens,
+            read_tokens=hold.read_tokens,
+            max_tokens=hold.max_tokens,
+            writes=dump(hold.writes),
+            stream=int(hold.stream),
+            amount_nanos=hold.amount_nanos,
+            owner_boot_id=hold.owner_boot_id,
+            state="open",
+            started_at_ms=hold.started_at_ms,
+        )
+    )
+    entries.refresh(conn, refreshed_entry_keys, started_at_ms=hold.started_at_ms)
+    entries.write_pending(
+        conn, hold.request_id, hold.writes, ttl_ms=ttl_ms, started_at_ms=hold.started_at_ms
+    )
+
+
+def open_holds(conn: Connection, *, not_owner_boot_id: str | None = None) -> list[Hold]:
+    """Holds that wait for their settlement, oldest first; without those of one process."""
+    query = select(holds).where(holds.c.state == "open").order_by(holds.c.started_at_ms)
+    if not_owner_boot_id is not None:
+        query = query.where(holds.c.owner_boot_id != not_owner_boot_id)
+    return [_hold(row) for row in conn.execute(query)]
+
+
+def find_hold(conn: Connection, request_id: str) -> Hold | None:
+    """The hold of a request, in whatever state."""
+    row = conn.execute(select(holds).where(holds.c.request_id == request_id)).one_or_none()
+    return _hold(row) if row is not None else None
+
+
+def close_hold(
+    conn: Connection, request_id: str, state: HoldState, *, closed_at_ms: int
+) -> str | None:
+    """Give the reservation back, once; answers the account that pays, or None if already closed.
+
+    Raises HoldNotFound.
+    """
+    row = conn.execute(select(holds).where(holds.c.request_id == request_id)).one_or_none()
+    if row is None:
+        raise HoldNotFound(request_id)
+    closing = (
+        update(holds)
+        .where(holds.c.request_id == request_id, holds.c.state == "open")
+        .values(state=state, closed_at_ms=closed_at_ms)
+    )
+    if conn.execute(closing).rowcount == 0:
+        return None
+    conn.execute(
+        update(accounts)
+        .where(accounts.c.id == row.account_id)
+        .values(debits_pending_nanos=accounts.c.debits_pending_nanos - row.amount_nanos)
+    )
+    return str(row.account_id)
+
+
+def _reserve(conn: Connection, hold: Hold) -> str:
+    """Add to the payer's pending debits; one guarded UPDATE, so no two callers see one balance."""
+    mode = conn.scalar(
+        select(organizations.c.mode).where(organizations.c.id == hold.organization_id)
+    )
+    if mode is None:
+        raise UnknownOrganization(hold.organization_id)
+    prepaid = mode == "prepaid"
+    payer = names.prepaid if prepaid else names.unbilled
+    account_id = payer(hold.organization_id)
+    reserving = (
+        update(accounts)
+        .where(accounts.c.id == account_id)
+        .values(debits_pending_nanos=accounts.c.debits_pending_nanos + hold.amount_nanos)
+    )
+    if prepaid:
+        available = (
+            accounts.c.credits_posted_nanos
+            - accounts.c.debits_posted_nanos
+            - accounts.c.debits_pending_nanos
+        )
+        reserving = reserving.where(available >= hold.amount_nanos)
+    if conn.execute(reserving).rowcount == 0:
+        raise InsufficientBalance(hold.organization_id, needed_nanos=hold.amount_nanos)
+    return account_id
+
+
+def _hold(row: Row[Any]) -> Hold:
+    return Hold(
+        request_id=row.request_id,
+        organization_id=row.organization_id,
+        workspace_id=row.workspace_id,
+        key_id=row.key_id,
+        model_id=row.model_id,
+        requested_model=row.requested_model,
+        price_card_id=row.price_card_id,
+        total_tokens=row.total_tokens,
+        read_tokens=row.read_tokens,
+        max_tokens=row.max_tokens,
+        writes=load_writes(row.writes),
+        stream=bool(row.stream),
+        amount_nanos=row.amount_nanos,
+        owner_boot_id=row.owner_boot_id,
+        started_at_ms=row.started_at_ms,
+        state=row.state,
+    )

@@ -1,0 +1,200 @@
+"""Dated price cards: reading them from a file, publishing them, and which one held at a moment."""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Never
+
+from sqlalchemy import Connection, insert, select
+
+from billing.errors import PriceCardChanged, PriceCardFileError, UnknownPrice
+from billing.meters import Meter
+from billing.money import RATE_PICO_MAX
+from billing.tables import price_cards, price_rates
+
+PICO_PER_USD_PER_MILLION = 1_000_000  # 1 USD a million tokens is 10^6 pico-dollars a token
+DECIMAL = re.compile(r"\d+(\.\d+)?", re.ASCII)
+CARD_FIELDS = {"model", "version", "effective_from", "usd_per_million_tokens", "times_input"}
+
+
+@dataclass(frozen=True, slots=True)
+class PriceCard:
+    """What a token of each meter costs on a model, from a moment on."""
+
+    id: str
+    model_id: str
+    version: int
+    effective_from_ms: int
+    rates: dict[Meter, int]  # pico-dollars a token
+
+
+def default_cards_path() -> Path:
+    """The price list that comes with the package."""
+    return Path(str(files("billing") / "price_cards.toml"))
+
+
+def load_cards(path: Path) -> list[PriceCard]:
+    """Read a price list; raises PriceCardFileError, naming the fault, rather than guess a price."""
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file, parse_float=_refuse_float)
+        cards = [_card(fields) for fields in document["card"]]
+    except OSError as error:
+        raise PriceCardFileError(path, f"cannot be read ({error.strerror})") from error
+    except KeyError as error:
+        raise PriceCardFileError(path, f"missing {error.args[0]}") from error
+    except (TypeError, ValueError) as error:
+        raise PriceCardFileError(path, str(error)) from error
+    ids = [card.id for card in cards]
+    if repeated := {card_id for card_id in ids if ids.count(card_id) > 1}:
+        raise PriceCardFileError(path, f"two cards have one version: {', '.join(sorted(repeated))}")
+    return cards
+
+
+def publish(conn: Connection, cards: Sequence[PriceCard], now_ms: int) -> None:
+    """Add the cards that are not there yet; publishing the same card again changes nothing.
+
+    Raises PriceCardChanged if a published card would get other content.
+    """
+    known = {row.id: row.content_hash for row in conn.execute(select(price_cards))}
+    for card in cards:
+        content_hash = _content_hash(card)
+        if card.id in known:
+            if known[card.id] != content_hash:
+                raise PriceCardChanged(card.id)
+            continue
+        conn.execute(
+            insert(price_cards).values(
+                id=card.id,
+                model_id=card.model_id,
+                version=card.version,
+                effective_from_ms=card.effective_from_ms,
+                published_at_ms=now_ms,
+                content_hash=content_hash,
+            )
+        )
+        conn.execute(
+            insert(price_rates),
+            [
+                {"price_card_id": card.id, "meter": meter.value, "rate_pico": rate}
+                for meter, rate in card.rates.items()
+            ],
+        )
+
+
+def card_in_force(conn: Connection, model_id: str, at_ms: int) -> PriceCard:
+    """The newest version whose date had come and that was published by then.
+
+    A card published late counts from its publication, so no price of the past can change. Raises
+    UnknownPrice: a model without a card is refused, never free.
+    """
+    card_id = conn.scalar(
+        select(price_cards.c.id)
+        .where(
+            price_cards.c.model_id == model_id,
+            price_cards.c.effective_from_ms <= at_ms,
+            price_cards.c.published_at_ms <= at_ms,
+        )
+        .order_by(price_cards.c.version.desc())
+        .limit(1)
+    )
+    if card_id is None:
+        raise UnknownPrice(model_id)
+    return card_by_id(conn, card_id)
+
+
+def card_by_id(conn: Connection, price_card_id: str) -> PriceCard:
+    """A published card, whose id came from a row that refers to it."""
+    row = conn.execute(select(price_cards).where(price_cards.c.id == price_card_id)).one()
+    rates = conn.execute(
+        select(price_rates.c.meter, price_rates.c.rate_pico).where(
+            price_rates.c.price_card_id == price_card_id
+        )
+    )
+    return PriceCard(
+        id=row.id,
+        model_id=row.model_id,
+        version=row.version,
+        effective_from_ms=row.effective_from_ms,
+        rates={Meter(meter): rate_pico for meter, rate_pico in rates},
+    )
+
+
+def _card(fields: dict[str, Any]) -> PriceCard:
+    if unknown := sorted(set(fields) - CARD_FIELDS):
+        raise ValueError(f"unknown field: {unknown[0]}")
+    model_id, version = fields["model"], fields["version"]
+    if not isinstance(model_id, str) or not model_id:
+        raise TypeError("model must be a name")
+    if not isinstance(version, int) or version < 1:
+        raise TypeError(f"version of {model_id} must be a whole number from 1")
+    card_id = f"{model_id}@{version}"
+    prices, multiples = fields["usd_per_million_tokens"], fields.get("times_input", {})
+    return PriceCard(
+        id=card_id,
+        model_id=model_id,
+        version=version,
+        effective_from_ms=_moment_ms(card_id, fields["effective_from"]),
+        rates=_rates(card_id, prices, multiples),
+    )
+
+
+def _rates(card_id: str, prices: dict[str, Any], multiples: dict[str, Any]) -> dict[Meter, int]:
+    """The five rates; each meter must be priced in exactly one of the two ways."""
+    meters = {meter.value for meter in Meter}
+    if unknown := sorted((set(prices) | set(multiples)) - meters):
+        raise ValueError(f"{card_id} prices an unknown meter: {unknown[0]}")
+    if twice := sorted(set(prices) & set(multiples)):
+        raise ValueError(f"{card_id} prices a meter twice: {twice[0]}")
+    if missing := [meter for meter in Meter if meter not in prices and meter not in multiples]:
+        raise ValueError(f"{card_id} has no price for {', '.join(missing)}")
+    if Meter.INPUT not in prices:
+        raise ValueError(f"{card_id} must price input in dollars")
+    input_price = _number(card_id, Meter.INPUT, prices["input"])
+    exact = {
+        meter: _number(card_id, meter, prices[meter])
+        if meter in prices
+        else _number(card_id, meter, multiples[meter]) * input_price
+        for meter in Meter
+    }
+    return {meter: _rate_pico(card_id, meter, price) for meter, price in exact.items()}
+
+
+def _rate_pico(card_id: str, meter: Meter, usd_per_million: Fraction) -> int:
+    rate = usd_per_million * PICO_PER_USD_PER_MILLION
+    if rate.denominator != 1:
+        raise ValueError(f"{card_id} {meter} is not a whole pico-dollar a token")
+    if rate.numerator > RATE_PICO_MAX:
+        raise ValueError(f"{card_id} {meter} is above {RATE_PICO_MAX} pico-dollars a token")
+    return rate.numerator
+
+
+def _number(card_id: str, meter: Meter, value: object) -> Fraction:
+    """The exact value of a decimal string or a whole number."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise TypeError(f"{card_id} {meter} must be a decimal string or a whole number")
+    if not DECIMAL.fullmatch(str(value)):
+        raise ValueError(f"{card_id} {meter} is not a decimal number: {value}")
+    return Fraction(value)
+
+
+def _moment_ms(card_id: str, value: object) -> int:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise TypeError(f"{card_id} effective_from must be a date and time with an offset")
+    return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+
+
+def _content_hash(card: PriceCard) -> str:
+    content = [card.model_id, card.version, card.effective_from_ms, sorted(card.rates.items())]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _refuse_float(literal: str) -> Never:
+    raise ValueError(f"write {literal} as a string: a float is not exact")

@@ -1,0 +1,123 @@
+"""Usage reports from the transfers: five quantities and five amounts, grouped as asked.
+
+A request belongs to the UTC day in which it ended, and to exactly one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, func, select
+
+from billing.meters import Meter
+from billing.money import usd
+from billing.tables import requests, transfers
+
+Dimension = Literal["organization", "workspace", "key", "model", "day"]
+
+MS_PER_DAY = 86_400_000
+
+COLUMNS: dict[str, ColumnElement[Any]] = {
+    "organization": requests.c.organization_id,
+    "workspace": requests.c.workspace_id,
+    "key": requests.c.key_id,
+    "model": requests.c.model_id,
+    "day": requests.c.ended_at_ms // MS_PER_DAY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """What one group used; every meter is present, also at zero."""
+
+    group: dict[str, str]
+    num_requests: int
+    quantities: dict[Meter, int]
+    amounts_nanos: dict[Meter, int]
+
+    @property
+    def total_nanos(self) -> int:
+        """The sum of the five amounts."""
+        return sum(self.amounts_nanos.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; money as a string of nano-dollars and as dollars with nine places."""
+        meters = {
+            meter.value: {
+                "quantity": self.quantities[meter],
+                "amount_nanos": str(self.amounts_nanos[meter]),
+                "amount_usd": usd(self.amounts_nanos[meter]),
+            }
+            for meter in Meter
+        }
+        return {
+            **self.group,
+            "requests": self.num_requests,
+            "meters": meters,
+            "total_nanos": str(self.total_nanos),
+            "total_usd": usd(self.total_nanos),
+        }
+
+
+def usage(
+    conn: Connection,
+    *,
+    group_by: Sequence[Dimension] = ("organization",),
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    organization_id: str | None = None,
+) -> list[UsageRow]:
+    """What was used by requests that ended in [since, until), a row a group, in group order.
+
+    A request that cost nothing counts as a request, so released ones are seen too.
+    """
+    columns = [COLUMNS[dimension].label(dimension) for dimension in group_by]
+    conditions = _conditions(since_ms, until_ms, organization_id)
+    counts = select(*columns, func.count()).where(*conditions).group_by(*columns)
+    sums = (
+        select(
+            *columns,
+            transfers.c.meter,
+            func.sum(transfers.c.quantity),
+            func.sum(transfers.c.amount_nanos),
+        )
+        .join(requests, requests.c.id == transfers.c.request_id)
+        .where(transfers.c.kind == "usage", *conditions)
+        .group_by(*columns, transfers.c.meter)
+    )
+    rows = {
+        tuple(group): _empty_row(group_by, group, num_requests)
+        for *group, num_requests in conn.execute(counts.select_from(requests))
+    }
+    for *group, meter, quantity, amount in conn.execute(sums):
+        row = rows[tuple(group)]
+        row.quantities[Meter(meter)] = int(quantity)  # PostgreSQL adds integers up to a NUMERIC
+        row.amounts_nanos[Meter(meter)] = int(amount)
+    return [rows[group] for group in sorted(rows)]
+
+
+def _conditions(
+    since_ms: int | None, until_ms: int | None, organization_id: str | None
+) -> list[ColumnElement[bool]]:
+    conditions = []
+    if since_ms is not None:
+        conditions.append(requests.c.ended_at_ms >= since_ms)
+    if until_ms is not None:
+        conditions.append(requests.c.ended_at_ms < until_ms)
+    if organization_id is not None:
+        conditions.append(requests.c.organization_id == organization_id)
+    return conditions
+
+
+def _empty_row(group_by: Sequence[Dimension], group: Sequence[Any], num_requests: int) -> UsageRow:
+    named: dict[str, str] = {
+        dimension: _day(value) if dimension == "day" else value
+        for dimension, value in zip(group_by, group, strict=True)
+    }
+    zeros = dict.fromkeys(Meter, 0)
+    return UsageRow(named, num_requests, dict(zeros), dict(zeros))
+
+
+def _day(days_since_1970: int) -> str:
+    return (date(1970, 1, 1) + timedelta(days=days_since_1970)).isoformat()

@@ -1,0 +1,46 @@
+"""Bring a database to the schema of this code, and refuse one that is not there."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+from billing.errors import DatabaseNotMigrated
+
+
+def upgrade(conn: Connection) -> None:
+    """Run the missing migrations in the caller's transaction, or none of them."""
+    config = _config()
+    config.attributes["connection"] = conn
+    command.upgrade(config, "head")
+
+
+def require_head(conn: Connection) -> None:
+    """Raise DatabaseNotMigrated unless the newest migration, and no other, is in."""
+    expected = ScriptDirectory.from_config(_config()).get_current_head()
+    found = MigrationContext.configure(conn).get_current_revision()
+    if found != expected:
+        raise DatabaseNotMigrated(found=found, expected=str(expected))
+
+
+@contextmanager
+def one_migrator(database_path: str) -> Iterator[None]:
+    """Hold the lock file beside a SQLite database; a second process waits.
+
+    SQLite's own lock is not enough: two processes that switch a new file to WAL at once collide.
+    """
+    with open(f"{database_path}.migrate.lock", "a", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
+    return config

@@ -1,0 +1,235 @@
+"""Settlement: transaction 2 of a request. Who is charged what, and the writing of it, once."""
+
+import json
+from dataclasses import dataclass, field, replace
+
+from sqlalchemy import Connection, insert
+
+from billing import accounts as names
+from billing import entries
+from billing.errors import HoldNotFound, InconsistentFacts
+from billing.facts import EngineFacts, RefusedWrite
+from billing.holds import Hold, HoldState, close_hold, find_hold
+from billing.ledger import Transfer, balance, post
+from billing.meters import Quantities, WritePoint, split
+from billing.price_cards import card_by_id
+from billing.rating import PricedLine, rate
+from billing.records import (
+    RequestRecord,
+    Status,
+    in_progress,
+    request_record,
+    write_engine_facts,
+    write_request,
+)
+from billing.tables import outbox
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a request pays for: tokens by meter, and the cache writes among them."""
+
+    quantities: Quantities
+    writes: tuple[WritePoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How a request ended; `repeated` marks the answer to a second call, otherwise equal."""
+
+    record: RequestRecord
+    repeated: bool = field(default=False, compare=False)
+
+
+def charge(hold: Hold, facts: EngineFacts | None) -> Charge | None:
+    """What the request owes, from its hold and the engine's record alone; None: nothing.
+
+    Never admitted: nothing. Failed before its first token: nothing. Everything else pays the input
+    side and what was produced, also when the client left. A write is paid for only if the engine
+    granted it and committed exactly that prefix.
+    """
+    if facts is None:
+        return None
+    if facts.finish_reason in ("error", "engine_lost") and facts.output_tokens == 0:
+        return None
+    pinned = {
+        grant.tokens
+        for grant in facts.grants
+        if grant.write and grant.committed and grant.outcome != "refused"
+    }
+    writes = tuple(write for write in hold.writes if write.tokens in pinned)
+    quantities = split(
+        total_tokens=hold.total_tokens,
+        read_tokens=hold.read_tokens,
+        writes=writes,
+        output_tokens=facts.output_tokens,
+    )
+    return Charge(quantities, writes)
+
+
+def settle(
+    conn: Connection,
+    *,
+    request_id: str,
+    facts: EngineFacts,
+    ended_at_ms: int,
+    stop_reason: str | None,
+    error_type: str | None = None,
+    first_token_at_ms: int | None = None,
+    booked_at_ms: int | None = None,
+) -> Settlement:
+    """Turn a hold into its true cost, in full even above the balance, and give the rest back.
+
+    Settling or releasing a closed hold changes nothing and answers the first result. `booked_at_ms`
+    (default: the end) is when a recovered request was settled. Raises HoldNotFound, or
+    InconsistentFacts, which leaves the hold open for a person to look at.
+    """
+    hold = _find(conn, request_id)
+    _require_consistent(hold, facts)
+    ending = replace(
+        in_progress(hold),
+        status=_status(facts),
+        stop_reason=stop_reason,
+        error_type=error_type,
+        first_token_at_ms=first_token_at_ms,
+        ended_at_ms=ended_at_ms,
+        refused=_refused(hold, facts),
+        engine=facts,
+    )
+    booked_at_ms = ended_at_ms if booked_at_ms is None else booked_at_ms
+    return _close(conn, ending, charge(hold, facts), booked_at_ms=booked_at_ms)
+
+
+def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int) -> Settlement:
+    """Close a hold whose request was never admitted: nothing is charged, its entries vanish.
+
+    Idempotent like `settle`; raises HoldNotFound.
+    """
+    ending = replace(
+        in_progress(_find(conn, request_id)),
+        status="released",
+        error_type=reason,
+        ended_at_ms=ended_at_ms,
+    )
+    return _close(conn, ending, None, booked_at_ms=ended_at_ms)
+
+
+def _close(
+    conn: Connection, ending: RequestRecord, due: Charge | None, *, booked_at_ms: int
+) -> Settlement:
+    """Write everything that a request's end leaves behind, unless it has ended before."""
+    request_id = ending.request_id
+    state: HoldState = "settled" if due is not None else "released"
+    account_id = close_hold(conn, request_id, state, closed_at_ms=booked_at_ms)
+    if account_id is None:
+        first = request_record(conn, request_id)
+        assert first is not None, f"closed hold without a request: {request_id}"
+        return Settlement(first, repeated=True)
+    record = _priced(conn, ending, due)
+    write_request(conn, record)
+    if record.engine is not None:
+        write_engine_facts(conn, request_id, record.engine)
+    if record.postings:
+        _post(conn, record, account_id, booked_at_ms=booked_at_ms)
+        _enqueue(conn, record, account_id, created_at_ms=booked_at_ms)
+    entries.keep_only(conn, request_id, record.writes)
+    return Settlement(record)
+
+
+def _priced(conn: Connection, ending: RequestRecord, due: Charge | None) -> RequestRecord:
+    if due is None:
+        return ending
+    lines = rate(due.quantities, card_by_id(conn, ending.price_card_id))
+    return replace(
+        ending,
+        quantities=due.quantities,
+        writes=due.writes,
+        postings=tuple(lines),
+        charged_nanos=sum(line.amount_nanos for line in lines),
+    )
+
+
+def _post(conn: Connection, record: RequestRecord, account_id: str, *, booked_at_ms: int) -> None:
+    """One row a meter, whole, and one that covers what a prepaid balance lacks."""
+    moved = [_usage(record, account_id, line) for line in record.postings]
+    if account_id == names.prepaid(record.organization_id):
+        lacking_nanos = record.charged_nanos - balance(conn, account_id).credit_nanos
+        if lacking_nanos > 0:
+            debt = names.overdraft(record.organization_id)
+            moved.append(
+                Transfer("overdraft", debt, account_id, lacking_nanos, request_id=record.request_id)
+            )
+    tx_id = "txn_" + record.request_id.removeprefix("req_")
+    assert record.ended_at_ms is not None, "a request is posted at its end"
+    post(conn, tx_id, moved, effective_at_ms=record.ended_at_ms, booked_at_ms=booked_at_ms)
+
+
+def _usage(record: RequestRecord, account_id: str, line: PricedLine) -> Transfer:
+    return Transfer(
+        "usage",
+        debit_account_id=account_id,
+        credit_account_id=names.revenue(line.meter),
+        amount_nanos=line.amount_nanos,
+        line=line,
+        price_card_id=record.price_card_id,
+        request_id=record.request_id,
+    )
+
+
+def _enqueue(
+    conn: Connection, record: RequestRecord, account_id: str, *, created_at_ms: int
+) -> None:
+    """Tell the outside, later: the id is the request's, so a second delivery is recognised."""
+    payload = {
+        "organization_id": record.organization_id,
+        "account_id": account_id,
+        "request_id": record.request_id,
+        "ended_at_ms": record.ended_at_ms,
+        "amounts_nanos": {line.meter.value: str(line.amount_nanos) for line in record.postings},
+    }
+    conn.execute(
+        insert(outbox).values(
+            id=f"usage:{record.request_id}",
+            topic="usage",
+            payload=json.dumps(payload),
+            created_at_ms=created_at_ms,
+        )
+    )
+
+
+def _find(conn: Connection, request_id: str) -> Hold:
+    hold = find_hold(conn, request_id)
+    if hold is None:
+        raise HoldNotFound(request_id)
+    return hold
+
+
+def _status(facts: EngineFacts) -> Status:
+    match facts.finish_reason:
+        case "stop_token" | "max_tokens" | "finished":
+            return "completed"
+        case "aborted":
+            return "aborted"
+        case _:
+            return "failed"
+
+
+def _refused(hold: Hold, facts: EngineFacts) -> tuple[RefusedWrite, ...]:
+    asked = {write.tokens for write in hold.writes}
+    return tuple(
+        RefusedWrite(grant.tokens, grant.reason or "refused")
+        for grant in facts.grants
+        if grant.write and grant.outcome == "refused" and grant.tokens in asked
+    )
+
+
+def _require_consistent(hold: Hold, facts: EngineFacts) -> None:
+    """An engine that contradicts the hold or itself is not billed from: its fault, not a price."""
+    checks = (
+        ("prompt", hold.total_tokens, facts.prompt_tokens),
+        ("read", hold.read_tokens, facts.read_tokens),
+        ("sum of the four facts", facts.prompt_tokens, facts.prompt_accounted),
+    )
+    for what, expected, found in checks:
+        if found != expected:
+            raise InconsistentFacts(hold.request_id, f"{what} is {found}, not {expected}")

@@ -1,0 +1,156 @@
+"""The writer: one thread, one connection, many operations a commit.
+
+An fsync costs milliseconds and a hot account row stays locked across it, so operations that arrive
+while a commit is running share the next one. docs/decisions/0001 has the reasons.
+"""
+
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from billing.errors import WriterUnavailable
+
+T = TypeVar("T")
+
+BATCH_MAX = 256  # operations a commit; more only adds latency to the first of them
+BACKLOG_MAX = 10_000  # operations that may wait; beyond it the database is not keeping up
+ATTEMPTS_MAX = 10  # runs of one batch before a conflict is the callers' problem
+
+# PostgreSQL: serialization_failure, deadlock_detected.
+TRANSIENT_SQLSTATES = frozenset({"40001", "40P01"})
+
+
+class _Job:
+    """An operation, what became of it in the current attempt, and who waits for that."""
+
+    def __init__(self, operation: Callable[[Connection], Any]) -> None:
+        self.operation = operation
+        self.future: Future[Any] = Future()
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def run(self, conn: Connection) -> None:
+        """Run in a savepoint, so that a failure undoes this operation alone."""
+        self.result, self.error = None, None
+        savepoint = conn.begin_nested()
+        try:
+            self.result = self.operation(conn)
+            savepoint.commit()
+        except Exception as error:
+            if is_transient(error):
+                raise  # the whole batch starts again
+            savepoint.rollback()
+            self.error = error
+
+    def resolve(self) -> None:
+        """Tell the caller; only called once the outcome is final."""
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+class Writer:
+    """Runs submitted operations in order, up to BATCH_MAX in one transaction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(BACKLOG_MAX)
+        self._gate = threading.Lock()  # no job may slip in behind the closing mark
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="billing-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Callable[[Connection], T]) -> Future[T]:
+        """Queue an operation; its future resolves after the commit, or with its own error.
+
+        Raises WriterUnavailable if nothing can be queued.
+        """
+        job = _Job(operation)
+        with self._gate:
+            if self._closed:
+                raise WriterUnavailable("The database writer is closed")
+            try:
+                self._jobs.put_nowait(job)
+            except queue.Full:
+                raise WriterUnavailable("The database writer has too much to do") from None
+        return job.future
+
+    def close(self) -> None:
+        """Commit everything submitted so far, then end."""
+        with self._gate:
+            already_closed, self._closed = self._closed, True
+        if not already_closed:
+            self._jobs.put(None)
+        self._thread.join()
+        self._engine.dispose()
+
+    def _work(self) -> None:
+        try:
+            while batch := self._next_batch():
+                self._commit(batch)
+        finally:
+            self._refuse_the_rest()
+
+    def _next_batch(self) -> list[_Job]:
+        """Wait for a job, take what else is there; empty once closed and drained."""
+        batch: list[_Job] = []
+        job = self._jobs.get()
+        while job is not None:
+            if job.future.set_running_or_notify_cancel():
+                batch.append(job)
+            if len(batch) == BATCH_MAX:
+                return batch
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                if batch:
+                    return batch
+                job = self._jobs.get()
+        if batch:
+            self._jobs.put(None)  # the closing mark is read again after this batch
+        return batch
+
+    def _commit(self, batch: list[_Job]) -> None:
+        """Run a batch in one transaction, again as a whole when another process interfered."""
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                with self._engine.begin() as conn:
+                    for job in batch:
+                        job.run(conn)
+            except Exception as error:  # noqa: BLE001  # it belongs to the callers, not to the thread
+                if is_transient(error) and attempt < ATTEMPTS_MAX:
+                    continue
+                for job in batch:
+                    job.error = error
+            break
+        for job in batch:
+            job.resolve()
+
+    def _refuse_the_rest(self) -> None:
+        """After the end, orderly or not, nobody waits for an answer that cannot come."""
+        with self._gate:
+            self._closed = True
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None and job.future.set_running_or_notify_cancel():
+                job.future.set_exception(WriterUnavailable("The database writer has stopped"))
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same operation can succeed when it is run again from its start."""
+    if not isinstance(error, DBAPIError):
+        return False
+    cause = error.orig
+    if isinstance(cause, sqlite3.OperationalError):
+        return cause.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+    return getattr(cause, "sqlstate", None) in TRANSIENT_SQLSTATES
