@@ -104,7 +104,7 @@ class EngineServer:
             key.data(mask)
 
     def _timeout_seconds(self) -> float | None:
-        if self._core.has_work or self._outbox:
+        if self._core.has_work:
             return 0
         due = (self._core.next_expiry_ms(), self._journal.sync_due_ms)
         due_ms = min((at for at in due if at is not None), default=None)
@@ -173,17 +173,18 @@ class EngineServer:
                 self._questions.append((link, message))
 
     def _submit(self, link: Link, request: GenerateRequest) -> None:
+        if (rejected := self._rejected(request)) is not None:
+            self._outbox[link].append(rejected)
+            return
+        self._owners[request.request_id] = link
+        link.request_ids.add(request.request_id)
+
+    def _rejected(self, request: GenerateRequest) -> Rejected | None:
         request_id = request.request_id
         if request_id in self._owners or request_id in self._journal:
-            # Its first use is on record: a second one would make that record a lie.
-            rejected = Rejected(request_id, "invalid_request", f"Used request id: {request_id}")
-        else:
-            rejected = self._core.submit(request, self._clock())
-        if rejected is None:
-            self._owners[request_id] = link
-            link.request_ids.add(request_id)
-        else:
-            self._outbox[link].append(rejected)
+            # Its first use is on record; a second one would make that record a lie.
+            return Rejected(request_id, "invalid_request", f"Used request id: {request_id}")
+        return self._core.submit(request, self._clock())
 
     def _answer(self) -> None:
         """Answer the turn's questions, after its step.

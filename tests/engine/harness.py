@@ -1,7 +1,7 @@
 """A whole engine in a thread: the real core, journal, server and link around any runner."""
 
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -17,6 +17,7 @@ from engine.journal import Journal
 from engine.plan import Runner
 from engine.protocol import EngineInfo, GenerateRequest, Sampling
 from engine.server import EngineServer
+from tests.engine.scripted_runner import ScriptedRunner
 
 _boots = count(1)
 
@@ -125,24 +126,12 @@ def generate_request(
 
 @contextmanager
 def _in_thread(server: EngineServer, runner: Runner) -> Iterator[None]:
-    failures: list[BaseException] = []
-
-    def run() -> None:
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") as threads:
+        run = threads.submit(server.run)
         try:
-            server.run()
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run, name="engine", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        hurry = getattr(runner, "hurry", None)  # a scripted runner may be waiting for the test
-        if hurry is not None:
-            hurry()
-        server.stop()
-        thread.join(timeout=30)
-    assert not thread.is_alive(), "The engine did not stop."
-    if failures:
-        raise failures[0]
+            yield
+        finally:
+            if isinstance(runner, ScriptedRunner):
+                runner.hurry()
+            server.stop()
+    run.result()
