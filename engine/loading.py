@@ -59,9 +59,10 @@ def _default_sampling(generation: dict[str, Any]) -> Sampling:
     """What the file states and nothing more: only `do_sample: false` makes a model greedy."""
     if generation.get("do_sample") is False:
         return Sampling(temperature=0.0)
+    stated = {name: value for name, value in generation.items() if value is not None}
     plain = Sampling()
     return Sampling(
-        temperature=float(generation.get("temperature", plain.temperature)),
-        top_p=float(generation.get("top_p", plain.top_p)),
-        top_k=int(generation.get("top_k", plain.top_k)),
+        temperature=float(stated.get("temperature", plain.temperature)),
+        top_p=float(stated.get("top_p", plain.top_p)),
+        top_k=int(stated.get("top_k", plain.top_k)),
     )
