@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from billing.database import Database
 from sqlalchemy import Connection
 
 from billing import customers
+from billing.database import Database
 
 FILE_NAME = "first-keys.json"
 

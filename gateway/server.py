@@ -17,7 +17,7 @@ BACKLOG = 1024
 CONNECTIONS_CLOSE_SECONDS = 11
 
 
-class CannotListen(Exception):  # noqa: N818 - named as what happened
+class CannotListen(Exception):
     """The address to serve on cannot be had; the message is a sentence for the operator."""
 
 

@@ -3,8 +3,10 @@
 import sys
 
 import typer
-from billing.errors import BillingError
+from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError
 
+from billing.errors import BillingError
 from gateway.commands import (
     engine,
     gateway,
@@ -18,6 +20,8 @@ from gateway.commands import (
     workspaces,
 )
 from gateway.commands.options import CommandError
+from gateway.errors import ModelFolderError
+from gateway.server import CannotListen
 
 app = typer.Typer(
     name="kvmeter",
@@ -37,15 +41,35 @@ app.add_typer(report.app, name="report")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(models.app, name="models")
 
+EXPECTED = (
+    BillingError,
+    CannotListen,
+    CommandError,
+    DBAPIError,
+    ModelFolderError,
+    OSError,
+    ValidationError,
+)
+
 
 def main() -> None:
     """Run one command; an expected error ends it with one sentence and exit code 1."""
     try:
         app()
-    except (CommandError, BillingError) as error:
-        typer.echo(f"kvmeter: {error}", err=True)
+    except EXPECTED as error:
+        typer.echo(f"kvmeter: {_sentence(error)}", err=True)
         sys.exit(1)
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        typer.echo(f"kvmeter: {error.strerror or error}{where}", err=True)
-        sys.exit(1)
+
+
+def _sentence(error: Exception) -> str:
+    """What the operator reads."""
+    match error:
+        case ValidationError():
+            fault = error.errors()[0]
+            name = ".".join(map(str, fault["loc"])).upper()
+            return f"Setting {name}: {fault['msg'].removeprefix('Value error, ')}"
+        case OSError(strerror=str(reason), filename=str(file)):
+            return f"{reason}: {file}"
+        case DBAPIError():
+            return f"The database cannot be used: {str(error.orig).splitlines()[0]}"
+    return str(error)

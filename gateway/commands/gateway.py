@@ -1,6 +1,7 @@
 """`kvmeter gateway`: where the gateway is put together from its parts."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 from pathlib import Path
@@ -8,18 +9,21 @@ from typing import Annotated
 
 import typer
 import uvloop
+
 from billing.database import Database
 from billing.price_cards import default_cards_path, load_cards, publish
-
-from engine.client import connect_engine
+from engine.client import EngineClient, EngineInfo, EngineLost, connect_engine
 from gateway.clock import now_ms
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, open_database
 from gateway.commands.pid_file import pid_file
+from gateway.in_flight import InFlight
 from gateway.logs import configure_logging
 from gateway.server import listening, stop_at_end_of_stdin
 from gateway.settings import Settings
+from gateway.worker import sweeping
 
 DRAIN_SECONDS = 10.0  # how long running requests may go on once we are told to stop
+ENGINE_WAIT_SECONDS = 0.5  # between two looks at whether we are told to stop
 
 
 def gateway(
@@ -38,9 +42,9 @@ def gateway(
             signal.signal(number, signal.SIG_IGN)
     settings = Settings(data_dir=data_dir, host=host, port=port, model=model)
     configure_logging(form=settings.log_format, level=settings.log_level)
-    with open_database(settings) as database, listening(host, port) as listener:
+    with open_database(data_dir) as database, listening(host, port) as listener:
         cards = load_cards(settings.price_cards or default_cards_path())
-        database.write_now(lambda connection: publish(connection, cards, now_ms=now_ms()))
+        database.write_now(lambda connection: publish(connection, cards, now_ms()))
         with pid_file(settings.data_dir, "gateway"):
             uvloop.run(_run(settings, database, listener, parent_on_stdin=until_stdin_closes))
 
@@ -52,9 +56,38 @@ async def _run(
     stop = _stop_event(parent_on_stdin=parent_on_stdin)
     engine = connect_engine(settings.link_url)
     try:
-        info = await engine.ready(ENGINE_START_SECONDS)
+        info = await _first_info(engine, stop)
+        if info is None:
+            return
+        parts = Parts(
+            settings=settings,
+            engine=engine,
+            database=database,
+            catalog=Catalog([_model(settings, info)]),
+            secret=load_server_secret(settings.server_secret_path),
+            boot_id=new_id("gw"),
+            now_ms=now_ms,
+            new_id=new_id,
+        )
+        app = create_app(parts)
+        in_flight: InFlight = app.state.in_flight
+        async with sweeping(parts):
+            await serve(app, listener, stop=stop, drain=lambda: in_flight.drain(DRAIN_SECONDS))
     finally:
         await engine.close()
+
+
+async def _first_info(engine: EngineClient, stop: asyncio.Event) -> EngineInfo | None:
+    """What the engine is, however long it takes to load its model; None if told to stop first."""
+    while not stop.is_set():
+        with contextlib.suppress(EngineLost):
+            return await engine.ready(ENGINE_WAIT_SECONDS)
+    return None
+
+
+def _model(settings: Settings, info: EngineInfo) -> ServedModel:
+    folder = settings.model or settings.models_dir / info.model_id
+    return read_model(folder, info, min_cache_tokens=settings.cache_min_tokens)
 
 
 def _stop_event(*, parent_on_stdin: bool) -> asyncio.Event:

@@ -1,8 +1,8 @@
 """`kvmeter ledger`: do the books agree with themselves."""
 
 import typer
-from billing.verification import verify as verify_ledger
 
+from billing.verification import verify as verify_ledger
 from gateway.commands.options import DEFAULT_DATA_DIR, AsJson, DataDir, open_database, print_json
 
 app = typer.Typer(help="The ledger.", no_args_is_help=True)

@@ -1,8 +1,8 @@
 """`kvmeter migrate`: bring the database to the newest schema."""
 
 import typer
-from billing.schema import migrate as migrate_database
 
+from billing.database import migrate as migrate_database
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir
 from gateway.settings import Settings
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from billing.database import Database
 
+from billing.database import Database
+from gateway.clock import now_ms
+from gateway.ids import id_maker
 from gateway.settings import Settings
 
 
@@ -29,7 +31,7 @@ new_id = id_maker(now_ms)
 
 @contextmanager
 def open_database(data_dir: Path) -> Iterator[Database]:
-    """The migrated database of this installation, closed on exit."""
+    """The migrated database of the installation in `data_dir`, closed on exit."""
     database = Database(Settings(data_dir=data_dir).ledger_url)
     try:
         database.require_migrated()

@@ -4,13 +4,13 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from billing.money import usd
-from billing.reports import UsageRow
-from billing.reports import usage as report_usage
 from rich.console import Console
 from rich.table import Table
 
 from billing.meters import Meter
+from billing.money import usd
+from billing.reports import UsageRow
+from billing.reports import usage as report_usage
 from gateway.commands.options import (
     DEFAULT_DATA_DIR,
     AsJson,

@@ -3,9 +3,7 @@
 import asyncio
 import fcntl
 import json
-import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,20 +12,20 @@ from typing import Annotated
 
 import httpx
 import typer
-from billing.database import Database
-from billing.schema import migrate
 
+from billing.database import Database, migrate
 from gateway.clock import now_ms
 from gateway.commands.models import fetch_default_model
 from gateway.commands.options import DEFAULT_DATA_DIR, CommandError, DataDir, new_id
 from gateway.commands.pid_file import pid_file
 from gateway.first_keys import make_first_keys
+from gateway.server import listening
 from gateway.settings import Settings
 from gateway.supervisor import Child, run_children
 
 # Together under the 15 s in which `up` promises to end. A gateway gives running requests 10 s.
 GATEWAY_STOP_SECONDS = 12.5
-ENGINE_STOP_SECONDS = 2.0
+ENGINE_STOP_SECONDS = 1.5
 
 READY_POLL_SECONDS = 0.1
 
@@ -51,7 +49,8 @@ def up(
     settings = Settings(data_dir=data_dir.absolute(), host=host, port=port)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     with _only_one(settings.data_dir), pid_file(settings.data_dir, "up"):
-        _check_port(host, port)
+        with listening(host, port):
+            pass  # fail now, rather than after the model is loaded
         folder = model or fetch_default_model(settings.models_dir)
         migrate(settings.ledger_url)
         _make_first_keys(settings)
@@ -69,16 +68,6 @@ def _only_one(data_dir: Path) -> Iterator[None]:
         except BlockingIOError:
             raise CommandError(f"Another kvmeter up is using {data_dir}") from None
         yield
-
-
-def _check_port(host: str, port: int) -> None:
-    """Fail now, in one sentence, rather than after the model is loaded."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise CommandError(f"Cannot serve on {host}:{port}: {reason}") from error
 
 
 def _make_first_keys(settings: Settings) -> None:

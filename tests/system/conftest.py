@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from tests.gateway.stack import Stack, running_stack
-from tests.models import default_model_dir
 
 from tests.engine.tiny_model import write_tiny_model
+from tests.models import default_model_dir
 from tests.sdk.versions import VERSIONS, Sdk
 from tests.system.conversation import Conversation
 
