@@ -1,0 +1,177 @@
+"""From a sound request to a hold: the output budget, the worst case, transaction 1."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from billing.customers import Caller
+from billing.entries import find_live
+from billing.holds import Hold, open_hold
+from billing.meters import TtlClass
+from billing.price_cards import card_in_force
+from billing.rating import worst_case_nanos
+from engine.client import Breakpoint, EngineInfo, GenerateRequest, Sampling
+from gateway.errors import InvalidRequest
+from gateway.intake import Intake
+from gateway.lookup import CacheMatch, keys_to_look_up, match_entries
+from gateway.parts import Parts
+from gateway.prefix_hash import entry_keys, scope
+from gateway.secret import namespace
+from gateway.wire.request import MessagesRequest
+
+TTL_CLASSES: tuple[TtlClass, ...] = ("5m", "1h")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A request that can be admitted: read, rendered, and within the engine's limits.
+
+    entry_keys      one for each block of the prompt
+    max_tokens      the output budget: what the client asked, clamped to what the window leaves
+    started_at_ms   taken once, at arrival: every entry's lifetime runs from it
+    """
+
+    request_id: str
+    message_id: str
+    caller: Caller
+    workspace_id: str
+    wire: MessagesRequest
+    intake: Intake
+    entry_keys: tuple[str, ...]
+    engine: EngineInfo
+    max_tokens: int
+    started_at_ms: int
+
+    @property
+    def is_clamped(self) -> bool:
+        """Whether the window, not the client, bounds the output."""
+        return self.max_tokens < self.wire.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What transaction 1 left in the ledger, and what the engine is asked to do for it."""
+
+    hold: Hold
+    request: GenerateRequest
+
+
+def place_order(
+    wire: MessagesRequest,
+    intake: Intake,
+    *,
+    caller: Caller,
+    engine: EngineInfo,
+    request_id: str,
+    message_id: str,
+    started_at_ms: int,
+) -> Order:
+    """Check the request against the engine's limits. Raises InvalidRequest."""
+    assert caller.workspace_id is not None, "only a customer key orders, and it has a workspace"
+    if wire.max_tokens == 0 and wire.stream:
+        raise InvalidRequest("must be false when max_tokens is 0", path="stream")
+    model = intake.model
+    num_tokens = intake.rendered.num_tokens
+    window_tokens = min(model.context_window_tokens, engine.max_request_tokens)
+    if num_tokens > window_tokens:
+        raise InvalidRequest(f"prompt is too long: {num_tokens} tokens > {window_tokens} maximum")
+    cache_scope = scope(
+        workspace_id=caller.workspace_id, model_id=model.id, weights_digest=model.weights_digest
+    )
+    return Order(
+        request_id=request_id,
+        message_id=message_id,
+        caller=caller,
+        workspace_id=caller.workspace_id,
+        wire=wire,
+        intake=intake,
+        entry_keys=entry_keys(cache_scope, intake.rendered),
+        engine=engine,
+        max_tokens=min(wire.max_tokens, window_tokens - num_tokens),
+        started_at_ms=started_at_ms,
+    )
+
+
+def admit(conn: Connection, order: Order, *, parts: Parts) -> Admission:
+    """Transaction 1: find what is read, hold the worst case, leave pending entries, refresh.
+
+    Raises InsufficientBalance or UnknownPrice, and then leaves nothing.
+    """
+    points = order.intake.breakpoints
+    keys = keys_to_look_up(order.entry_keys, points)
+    live = find_live(conn, keys, now_ms=order.started_at_ms)
+    match = match_entries(order.entry_keys, points, live)
+    hold = _hold(conn, order, match, parts=parts)
+    open_hold(
+        conn,
+        hold,
+        ttl_ms={name: parts.settings.ttl_ms(name) for name in TTL_CLASSES},
+        refreshed_entry_keys=[entry.key for entry in match.read_entries],
+    )
+    return Admission(hold, _generate_request(order, match, parts=parts))
+
+
+def _hold(conn: Connection, order: Order, match: CacheMatch, *, parts: Parts) -> Hold:
+    model_id = order.intake.model.id
+    points = order.intake.breakpoints
+    card = card_in_force(conn, model_id, order.started_at_ms)
+    amount_nanos = worst_case_nanos(
+        card,
+        total_tokens=order.intake.rendered.num_tokens,
+        marked_tokens=points[-1].tokens if points else 0,
+        any_1h=any(point.ttl_class == "1h" for point in points),
+        max_tokens=order.max_tokens,
+    )
+    return Hold(
+        request_id=order.request_id,
+        organization_id=order.caller.organization_id,
+        workspace_id=order.workspace_id,
+        key_id=order.caller.key_id,
+        model_id=model_id,
+        requested_model=order.wire.model,
+        price_card_id=card.id,
+        total_tokens=order.intake.rendered.num_tokens,
+        read_tokens=match.read_tokens,
+        max_tokens=order.max_tokens,
+        writes=match.writes,
+        stream=bool(order.wire.stream),
+        amount_nanos=amount_nanos,
+        owner_boot_id=parts.boot_id,
+        started_at_ms=order.started_at_ms,
+    )
+
+
+def _generate_request(order: Order, match: CacheMatch, *, parts: Parts) -> GenerateRequest:
+    model = order.intake.model
+    reads = [Breakpoint(entry.tokens, entry.ttl_ms, write=False) for entry in match.read_entries]
+    writes = [
+        Breakpoint(write.tokens, parts.settings.ttl_ms(write.ttl_class), write=True)
+        for write in match.writes
+    ]
+    return GenerateRequest(
+        request_id=order.request_id,
+        namespace=namespace(
+            parts.secret,
+            organization_id=order.caller.organization_id,
+            workspace_id=order.workspace_id,
+            model_id=model.id,
+            weights_digest=model.weights_digest,
+        ),
+        prompt=order.intake.rendered.tokens,
+        max_tokens=order.max_tokens,
+        read_tokens=match.read_tokens,
+        sampling=_sampling(order.wire, order.engine.default_sampling),
+        stop_token_ids=order.engine.stop_token_ids,
+        # Every read lies at or below A and every write above it, so this ascends strictly.
+        breakpoints=(*reads, *writes),
+    )
+
+
+def _sampling(wire: MessagesRequest, default: Sampling) -> Sampling:
+    """The request's own fields; where it has none, the model's."""
+    return Sampling(
+        temperature=default.temperature if wire.temperature is None else wire.temperature,
+        top_p=default.top_p if wire.top_p is None else wire.top_p,
+        top_k=default.top_k if wire.top_k is None else wire.top_k,
+        seed=default.seed,
+    )

@@ -1,0 +1,56 @@
+"""The end of a hold: exactly one settlement or one release, live and in recovery alike.
+
+Both do nothing the second time, so whoever is unsure whether a hold was closed closes it again.
+"""
+
+from functools import partial
+
+from billing.meters import Meter, Quantities
+from billing.settlement import release, settle
+from engine.client import EngineRecord, FinishReason
+from gateway.ledger import write_with_retries
+from gateway.parts import Parts
+from gateway.usage import engine_facts
+from gateway.wire.response import StopReason
+
+
+async def settle_hold(
+    parts: Parts,
+    record: EngineRecord,
+    *,
+    stop_reason: StopReason | None,
+    first_token_at_ms: int | None = None,
+) -> Quantities:
+    """Charge what the engine's record proves, and say what that was.
+
+    Raises LedgerUnavailable, or InconsistentFacts for a record that cannot be true; the hold is
+    open then.
+    """
+    settlement = await write_with_retries(
+        parts,
+        partial(
+            settle,
+            request_id=record.request_id,
+            facts=engine_facts(record),
+            ended_at_ms=parts.now_ms(),
+            stop_reason=stop_reason,
+            error_type=_ERROR_TYPES.get(record.finish_reason),
+            first_token_at_ms=first_token_at_ms,
+        ),
+    )
+    quantities = settlement.record.quantities
+    if not settlement.repeated:
+        for meter in Meter:
+            parts.metrics.tokens.labels(meter).inc(quantities.of(meter))
+    return quantities
+
+
+async def release_hold(parts: Parts, request_id: str, *, reason: str) -> None:
+    """Charge nothing and take back the pending entries. Raises LedgerUnavailable likewise."""
+    await write_with_retries(
+        parts,
+        partial(release, request_id=request_id, reason=reason, ended_at_ms=parts.now_ms()),
+    )
+
+
+_ERROR_TYPES: dict[FinishReason, str] = {"error": "api_error", "engine_lost": "overloaded_error"}

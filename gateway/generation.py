@@ -1,0 +1,241 @@
+"""One request's life behind its connection: hold, engine, entries, and one settlement or release.
+
+A generation runs in a task of its own that no connection can cancel. Whoever answers the client
+reads its text and its ending. If nobody reads any more, the engine is told to stop, and what it
+produced is settled all the same. If the engine or the database is lost on the way, the hold stays
+open and recovery closes it from the engine's journal.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.requests import ClientDisconnect
+
+from billing.entries import activate
+from billing.errors import BillingError
+from billing.holds import Hold
+from billing.meters import Quantities
+from engine.client import (
+    Admitted,
+    Committed,
+    EngineLost,
+    Event,
+    Finished,
+    FinishReason,
+    Rejected,
+    Tokens,
+)
+from engine.client import Generation as EngineGeneration
+from gateway.admission import Order, admit
+from gateway.closing import release_hold, settle_hold
+from gateway.errors import EngineFailed, GatewayError, Overloaded, rejection
+from gateway.ledger import LedgerUnavailable, write
+from gateway.output import OutputText
+from gateway.parts import Parts
+from gateway.usage import CacheOutcome, bill_up_to, cache_outcome
+from gateway.wire.response import StopReason
+
+log = logging.getLogger(__name__)
+
+# The longest the engine may say nothing before it is taken for hung; the SDK's own read timeout.
+ENGINE_SILENCE_SECONDS = 600.0
+
+# What a request may fail with; anything else is a fault of ours, and its traceback goes to the log.
+EXPECTED = (GatewayError, BillingError, EngineLost, ClientDisconnect)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an answer ended; it is settled by then."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+    quantities: Quantities
+
+
+class Generation:
+    """A request in flight: `run` is its task, the rest is for whoever answers the client.
+
+    Read `admitted`, then `next_text` until it is empty, then `ended`; the first and the last raise
+    what the request failed with. `hold_is_open` tells whether the ledger still waits for its end.
+    """
+
+    def __init__(self, order: Order, *, parts: Parts) -> None:
+        self.order = order
+        self.hold_is_open = False
+        self._parts = parts
+        loop = asyncio.get_running_loop()
+        self._admitted: asyncio.Future[CacheOutcome] = loop.create_future()
+        self._ended: asyncio.Future[Ending] = loop.create_future()
+        self._texts: deque[str] = deque()  # not taken yet; bounded by the request's max_tokens
+        self._news = asyncio.Event()
+        self._engine: EngineGeneration | None = None
+        self._stopped_by: Exception | None = None
+        self._first_token_at_ms: int | None = None
+        self._output = OutputText(
+            order.intake.model.tokenizer.detokenizer(),
+            stop_sequences=order.wire.stop_sequences or (),
+            stop_token_ids=order.engine.stop_token_ids,
+        )
+
+    async def admitted(self) -> CacheOutcome:
+        """Wait until the engine has admitted the request; from then on its cache split is final."""
+        return await asyncio.shield(self._admitted)
+
+    async def next_text(self) -> str:
+        """Wait for the next piece of text; empty when there will be no more."""
+        while not self._texts and not self._ended.done():
+            self._news.clear()
+            await self._news.wait()
+        return self._texts.popleft() if self._texts else ""
+
+    async def ended(self) -> Ending:
+        """Wait until the request is settled."""
+        return await asyncio.shield(self._ended)
+
+    def abandon(self) -> None:
+        """The client has gone: stop the engine, settle what it produced."""
+        self.stop(ClientDisconnect())
+
+    def stop(self, cause: Exception) -> None:
+        """Stop the engine, settle what it produced, and fail with `cause`; too late at the end."""
+        if self._ended.done() or self._stopped_by is not None:
+            return
+        self._stopped_by = cause
+        if self._engine is not None:
+            self._engine.abort()
+
+    async def run(self) -> None:
+        """Live the request's whole life. Raises nothing but its own cancellation, at shutdown."""
+        try:
+            ending = await self._answer()
+        except asyncio.CancelledError:
+            self._fail(Overloaded("The server has stopped"))
+            raise
+        except Exception as error:
+            if not isinstance(error, EXPECTED):
+                log.exception("generation_failed", extra={"request_id": self.order.request_id})
+            self._fail(error)
+        else:
+            self._ended.set_result(ending)
+            self._news.set()
+
+    def _fail(self, error: Exception) -> None:
+        for future in (self._admitted, self._ended):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: perhaps nobody waits for it any more
+        self._news.set()
+
+    async def _answer(self) -> Ending:
+        admission = await write(self._parts, partial(admit, order=self.order, parts=self._parts))
+        self.hold_is_open = True
+        try:
+            self._engine = engine = self._parts.engine.generate(admission.request)
+        except EngineLost:
+            await self._release("engine_lost")
+            raise
+        if self._stopped_by is not None:
+            engine.abort()
+        try:
+            end = await self._follow(engine, admission.hold)
+        except Exception:
+            engine.abort()  # nobody follows it any more; recovery settles what it had produced
+            raise
+        if isinstance(end, Rejected):
+            await self._release(end.code)
+            raise rejection(end)
+        return await self._close(end)
+
+    async def _follow(self, engine: EngineGeneration, hold: Hold) -> Finished | Rejected:
+        """Take the engine's events as they come, and return the last one."""
+        async for event in _in_time(engine):
+            match event:
+                case Admitted():
+                    self._admitted.set_result(cache_outcome(hold, event.grants))
+                case Committed():
+                    await self._activate(event)
+                case Tokens():
+                    self._take(event, engine)
+                case Finished() | Rejected():
+                    return event
+        raise EngineLost("The engine's events ended without a last one")
+
+    async def _activate(self, event: Committed) -> None:
+        """Make the entry of a committed prefix live before any of its answer is seen."""
+        operation = partial(activate, request_id=event.request_id, tokens=event.tokens)
+        try:
+            await write(self._parts, operation)
+        except LedgerUnavailable:
+            # Not lost: settlement makes every committed entry live.
+            log.warning("entry_not_live_yet", extra={"request_id": event.request_id})
+
+    def _take(self, tokens: Tokens, engine: EngineGeneration) -> None:
+        if self._first_token_at_ms is None:
+            self._first_token_at_ms = self._parts.now_ms()
+        self._show(self._output.push(tokens.ids))
+        if self._output.stop_sequence is not None:
+            # Said again for each overrun token that was on its way; it changes nothing then.
+            engine.finish(self._output.num_tokens)
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._texts.append(text)
+            self._news.set()
+
+    async def _close(self, finished: Finished) -> Ending:
+        """Settle or release, and only then say how the answer ended."""
+        if finished.record is None:
+            await self._release(finished.reason)
+            raise self._stopped_by or EngineFailed("The engine gave up on a queued request")
+        self._show(self._output.flush())
+        stop_reason = self._stop_reason(finished.reason)
+        quantities = await settle_hold(
+            self._parts,
+            bill_up_to(finished.record, self._output.num_tokens),
+            stop_reason=stop_reason,
+            first_token_at_ms=self._first_token_at_ms,
+        )
+        self.hold_is_open = False
+        if stop_reason is not None:
+            return Ending(stop_reason, self._output.stop_sequence, quantities)
+        if finished.reason == "aborted":
+            raise self._stopped_by or Overloaded("The engine stopped this request")
+        log.error("engine_failed", extra={"request_id": self.order.request_id})
+        raise EngineFailed("The engine failed on this request")
+
+    async def _release(self, reason: str) -> None:
+        await release_hold(self._parts, self.order.request_id, reason=reason)
+        self.hold_is_open = False
+
+    def _stop_reason(self, reason: FinishReason) -> StopReason | None:
+        """What the client is told; None if the answer did not come to an end of its own."""
+        match reason:
+            case "aborted" | "error" | "engine_lost":
+                return None
+            case _ if self._output.stop_sequence is not None:
+                return "stop_sequence"
+            case "max_tokens" if self.order.is_clamped:
+                return "model_context_window_exceeded"
+            case "max_tokens":
+                return "max_tokens"
+            case _:
+                return "end_turn"
+
+
+async def _in_time(engine: EngineGeneration) -> AsyncIterator[Event]:
+    """The engine's events; raises EngineLost when none came for too long."""
+    events = aiter(engine)
+    while True:
+        try:
+            async with asyncio.timeout(ENGINE_SILENCE_SECONDS):
+                event = await anext(events)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise EngineLost(f"No event in {ENGINE_SILENCE_SECONDS:.0f} s") from None
+        yield event

@@ -1,0 +1,61 @@
+"""`POST /v1/messages`: one request, top to bottom."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from gateway.admission import place_order
+from gateway.attendance import attended
+from gateway.auth import Customer, TheParts, Version
+from gateway.bodies import read_bytes
+from gateway.generation import Generation
+from gateway.in_flight import InFlight
+from gateway.intake import take_in
+from gateway.reply import whole_message
+from gateway.stream import EventStream
+from gateway.wire.request import MessagesRequest, read_body
+
+router = APIRouter()
+
+# How long a request waits for an engine that restarts, before it holds anything.
+ENGINE_WAIT_SECONDS = 10.0
+
+
+@router.post("/v1/messages", response_model=None)
+async def create_message(
+    request: Request, caller: Customer, version: Version, parts: TheParts
+) -> Response:
+    """Answer a conversation, and bill exactly what the answer says it used.
+
+    From `start` on the request has a life of its own (`gateway.generation`): it opens the hold,
+    follows the engine and settles, whether or not this connection lasts.
+    """
+    started_at_ms = parts.now_ms()
+    body = read_body(MessagesRequest, await read_bytes(request), version=version)
+    intake = await take_in(body, catalog=parts.catalog)
+    engine = await parts.engine.ready(ENGINE_WAIT_SECONDS)
+    order = place_order(
+        body,
+        intake,
+        caller=caller,
+        engine=engine,
+        request_id=request.state.request_id,
+        message_id=parts.new_id("msg"),
+        started_at_ms=started_at_ms,
+    )
+    in_flight: InFlight = request.app.state.in_flight
+    generation = in_flight.start(order)
+    async with attended(generation, request.receive):
+        outcome = await generation.admitted()
+        headers = {"x-kvmeter-cache": outcome.header}
+        if not body.stream:
+            text = await _all_text(generation)
+            message = whole_message(order, text=text, ending=await generation.ended())
+            return JSONResponse(message.model_dump(), headers=headers)
+    return EventStream(generation, ping_seconds=parts.settings.ping_seconds, headers=headers)
+
+
+async def _all_text(generation: Generation) -> str:
+    pieces = []
+    while piece := await generation.next_text():
+        pieces.append(piece)
+    return "".join(pieces)

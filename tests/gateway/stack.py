@@ -1,0 +1,332 @@
+"""The real application on a real port, over the real engine core, on clocks that a test moves.
+
+    client ── HTTP ──▶ uvicorn thread ── frames ──▶ engine thread (scripted runner)
+                          └──▶ SQLite or PostgreSQL
+
+Only the tokenizer is a toy (`words.py`) and only the runner follows a script.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from billing import customers, price_cards
+from billing.database import Database, migrate
+from billing.holds import open_holds
+from billing.meters import Meter
+from engine.client import connect_engine
+from engine.config import EngineConfig
+from engine.plan import Runner
+from gateway.app import create_app
+from gateway.catalog import Catalog, ServedModel
+from gateway.ids import id_maker
+from gateway.parts import Parts
+from gateway.settings import Settings
+from tests.engine.harness import Clock, RunningEngine, running_engine
+from tests.engine.scripted_runner import ScriptedRunner
+from tests.gateway.words import END_OF_TURN, VOCAB_SIZE, Words
+
+MODEL = "words"
+EPOCH_MS = 1_900_000_000_000
+PATIENCE_SECONDS = 20.0
+
+RATES = {  # pico-USD a token: 2 USD a million in, 10 out
+    Meter.INPUT: 2_000_000,
+    Meter.CACHE_READ: 200_000,
+    Meter.CACHE_WRITE_5M: 2_500_000,
+    Meter.CACHE_WRITE_1H: 4_000_000,
+    Meter.OUTPUT: 10_000_000,
+}
+
+
+def word_config(**changes: Any) -> EngineConfig:
+    """Room for every conformance case at once."""
+    limits: dict[str, Any] = {
+        "num_blocks": 4_096,
+        "max_model_len": 16_384,
+        "vocab_size": VOCAB_SIZE,
+        "pin_cap_blocks": 3_072,
+        "namespace_quota_blocks": 3_072,
+    }
+    return EngineConfig(**(limits | changes))
+
+
+@dataclass
+class Stack:
+    """A running gateway and what a test may touch of it."""
+
+    folder: Path
+    database: Database
+    clock: Clock
+    words: Words
+    runner: Any
+    config: EngineConfig
+    settings: Settings
+    url: str = ""
+    app: FastAPI | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    engine: RunningEngine | None = None
+    key: str = ""
+    admin_key: str = ""
+    _keys: int = 0
+    _started_ms: int = 0
+    _engine_life: ExitStack = field(default_factory=ExitStack)
+
+    def at(self, seconds: float) -> None:
+        """Move both clocks to `seconds` after the start."""
+        target_ms = self._started_ms + round(seconds * 1000)
+        self.clock.advance(target_ms - self.clock.now_ms)
+
+    def now_ms(self) -> int:
+        """The gateway's wall clock; the engine's is the same one, with another zero."""
+        return EPOCH_MS + self.clock()
+
+    def start_engine(self) -> None:
+        """Start the engine, or start it again on the same journal."""
+        info = {
+            "model_id": MODEL,
+            "stop_token_ids": (END_OF_TURN,),
+        }
+        self.engine = self._engine_life.enter_context(
+            running_engine(self.runner, self.config, self.clock, self.folder, info=info)
+        )
+
+    def stop_engine(self) -> None:
+        """End the engine in the middle of whatever it does."""
+        self._engine_life.close()
+
+    def new_key(
+        self, *, organization: str = "org_one", workspace: str | None = None, kind: Any = "customer"
+    ) -> str:
+        """A fresh key's secret."""
+        self._keys += 1
+        secret = f"secret-{self._keys}"
+        self.database.write_now(
+            lambda conn: customers.create_key(
+                conn,
+                id=f"key_{self._keys}",
+                secret=secret,
+                organization_id=organization,
+                workspace_id=workspace,
+                name="test",
+                kind=kind,
+                now_ms=self.now_ms(),
+            )
+        )
+        return secret
+
+    def new_workspace(self, *, organization: str = "org_one", workspace: str) -> str:
+        """A fresh workspace, and a key of it."""
+        self.database.write_now(
+            lambda conn: customers.create_workspace(
+                conn,
+                id=workspace,
+                organization_id=organization,
+                name="test",
+                now_ms=self.now_ms(),
+            )
+        )
+        return self.new_key(organization=organization, workspace=workspace)
+
+    def new_organization(self, organization: str, *, mode: Any = "postpaid") -> str:
+        """A fresh organisation, and a key of it."""
+        self.database.write_now(
+            lambda conn: customers.create_organization(
+                conn, id=organization, name="test", mode=mode, now_ms=self.now_ms()
+            )
+        )
+        return self.new_key(organization=organization)
+
+    def http(self, key: str | None = None) -> httpx.Client:
+        """A client with this key, the first organisation's unless named."""
+        return httpx.Client(
+            base_url=self.url,
+            headers={"x-api-key": key or self.key, "anthropic-version": "2023-06-01"},
+            timeout=PATIENCE_SECONDS,
+        )
+
+    def post(self, body: dict[str, Any], *, key: str | None = None) -> httpx.Response:
+        """One request that is not streamed; five output words at most unless `body` says more."""
+        with self.http(key) as client:
+            return client.post("/v1/messages", json=complete(body))
+
+    def record(self, request_id: str, *, key: str | None = None) -> dict[str, Any]:
+        """The request's record, over HTTP."""
+        with self.http(key) as client:
+            response = client.get(f"/v1/kvmeter/requests/{request_id}")
+        assert response.status_code == 200, response.text
+        body: dict[str, Any] = response.json()
+        return body
+
+    def open_holds(self) -> list[str]:
+        """The requests that the ledger still waits for."""
+        return [hold.request_id for hold in self.database.read_now(open_holds)]
+
+    def wait_until(self, holds: Callable[[], bool], *, seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait for something that other threads are about to do."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, "It did not happen in time."
+            time.sleep(0.005)
+
+
+def complete(body: dict[str, Any]) -> dict[str, Any]:
+    """The body with what every request needs."""
+    return {"model": MODEL, "max_tokens": 5, **body}
+
+
+@contextmanager
+def running_stack(
+    folder: Path,
+    *,
+    runner: Runner | None = None,
+    config: EngineConfig | None = None,
+    database_url: str | None = None,
+    settings: dict[str, Any] | None = None,
+) -> Iterator[Stack]:
+    """The whole stack until the block ends; then it drains, and no hold may be open."""
+    words = Words()
+    url = database_url or f"sqlite:///{folder / 'ledger.sqlite3'}"
+    migrate(url)
+    database = Database(url)
+    clock = Clock()
+    stack = Stack(
+        folder=folder,
+        database=database,
+        clock=clock,
+        words=words,
+        runner=runner or ScriptedRunner(words.ids("one two three four five")),
+        config=config or word_config(),
+        settings=Settings(data_dir=folder, **(settings or {})),
+        _started_ms=clock.now_ms,
+    )
+    try:
+        _found(stack)
+        stack.start_engine()
+        with running_gateway(stack):
+            yield stack
+    finally:
+        stack.stop_engine()
+        database.close()
+
+
+@contextmanager
+def running_gateway(stack: Stack, *, boot_id: str = "gw_test") -> Iterator[None]:
+    """One gateway process' life, in a thread; two in a row are a gateway restarted."""
+    serving = _Serving(stack, boot_id)
+    thread = threading.Thread(target=serving.run, name="gateway", daemon=True)
+    thread.start()
+    assert serving.started.wait(PATIENCE_SECONDS), "The gateway did not start."
+    if serving.failure is not None:
+        raise serving.failure
+    try:
+        yield
+    finally:
+        serving.stop()
+        thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive(), "The gateway did not stop."
+    if serving.failure is not None:
+        raise serving.failure
+
+
+class _Serving:
+    """The gateway's thread: its event loop, its engine link and its HTTP server."""
+
+    def __init__(self, stack: Stack, boot_id: str) -> None:
+        self.started = threading.Event()
+        self.failure: BaseException | None = None
+        self._stack = stack
+        self._boot_id = boot_id
+        self._server: uvicorn.Server | None = None
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - the test's thread raises it
+            self.failure = error
+        finally:
+            self.started.set()
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.should_exit = True
+
+    async def _serve(self) -> None:
+        stack = self._stack
+        assert stack.engine is not None
+        engine = connect_engine(stack.engine.url)
+        info = await engine.ready(PATIENCE_SECONDS)
+        parts = Parts(
+            settings=stack.settings,
+            engine=engine,
+            database=stack.database,
+            catalog=Catalog([_word_model(stack, info.weights_digest)]),
+            secret=b"server secret",
+            boot_id=self._boot_id,
+            now_ms=stack.now_ms,
+            new_id=id_maker(stack.now_ms),
+        )
+        stack.app = create_app(parts)
+        stack.loop = asyncio.get_running_loop()
+        config = uvicorn.Config(
+            stack.app,
+            port=0,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=5,
+        )
+        self._server = _Server(config, on_started=self._take_url)
+        try:
+            await self._server.serve()
+        finally:
+            await engine.close()
+
+    def _take_url(self, server: uvicorn.Server) -> None:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        self._stack.url = f"http://127.0.0.1:{port}"
+        self.started.set()
+
+
+class _Server(uvicorn.Server):
+    def __init__(
+        self, config: uvicorn.Config, *, on_started: Callable[[uvicorn.Server], None]
+    ) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self._on_started(self)
+
+
+def _word_model(stack: Stack, weights_digest: str) -> ServedModel:
+    return ServedModel(
+        id=MODEL,
+        display_name="Words",
+        created_at_ms=EPOCH_MS,
+        context_window_tokens=stack.config.max_model_len,
+        min_cache_tokens=stack.settings.cache_min_tokens,
+        weights_digest=weights_digest,
+        renderer=stack.words,
+        tokenizer=stack.words,  # type: ignore[arg-type]
+    )
+
+
+def _found(stack: Stack) -> None:
+    """The first organisation, its keys, and a price for the model."""
+    card = price_cards.PriceCard(
+        id=f"{MODEL}:1", model_id=MODEL, version=1, effective_from_ms=0, rates=RATES
+    )
+    stack.database.write_now(lambda conn: price_cards.publish(conn, [card], stack.now_ms()))
+    stack.key = stack.new_organization("org_one")
+    stack.admin_key = stack.new_key(kind="admin")
