@@ -42,6 +42,7 @@ class OracleRunner:
         ]
         self.contents: dict[str, list[Slot]] = {}
         self.fails_next = False
+        self.fault: AssertionError | None = None
         self.num_copies = 0
 
     def expect(self, request: GenerateRequest) -> None:
@@ -51,6 +52,13 @@ class OracleRunner:
             self._extend(content, request.namespace, token)
 
     def execute(self, plan: Plan) -> list[int]:
+        try:
+            return self._execute(plan)
+        except AssertionError as fault:
+            self.fault = fault  # the core survives any runner, so the bench must look here
+            raise
+
+    def _execute(self, plan: Plan) -> list[int]:
         for copy in plan.copies:
             self._copy(copy)
         for row in plan.rows:
@@ -176,6 +184,8 @@ class Bench:
     def step(self, advance_ms: int = 1):
         self.now_ms += advance_ms
         events = self.core.step(self.now_ms)
+        if self.runner.fault is not None:
+            raise self.runner.fault
         self.core.check_integrity()
         return events
 
@@ -200,23 +210,25 @@ def ask(request_id: str, ids: Iterable[int], **fields: object) -> GenerateReques
 
 
 def random_config(chance: random.Random) -> EngineConfig:
-    block_size = chance.choice([4, 4, 4, 8, 16])
-    num_blocks = chance.randint(12, 60)
-    pin_cap = chance.randint(0, num_blocks - 6)
+    # In a tight one, prompts take many steps while others decode: preemption meets reservations.
+    is_tight = chance.random() < 0.5
+    block_size = 4 if is_tight else chance.choice([4, 4, 8, 16])
+    num_blocks = chance.randint(12, 24 if is_tight else 60)
+    pin_cap = chance.randint(2, num_blocks // 2) if is_tight else chance.randint(0, num_blocks - 6)
     return EngineConfig(
         block_size=block_size,
         num_blocks=num_blocks,
         max_model_len=chance.randint(4, 20) * block_size,
         vocab_size=1000,
-        max_num_seqs=chance.randint(1, 8),
-        max_num_batched_tokens=chance.choice([5, 16, 33, 64, 200]),
+        max_num_seqs=chance.randint(1, 10),
+        max_num_batched_tokens=chance.randint(4, 8) if is_tight else chance.choice([16, 33, 200]),
         pin_cap_blocks=pin_cap,
         namespace_quota_blocks=chance.randint(pin_cap // 2, pin_cap),
-        min_lease_tokens=chance.choice([1, 1, 6]),
+        min_lease_tokens=chance.choice([1, 1, 1, 6]),
         lease_grace_ms=50,
-        max_queue=chance.choice([10, 100]),
+        max_queue=chance.choice([10, 100, 100]),
         max_queue_wait_ms=chance.choice([300, 60_000, 60_000]),
-        enable_prefix_caching=chance.random() < 0.93,
+        enable_prefix_caching=chance.random() < 0.95,
         enable_chunked_prefill=chance.random() < 0.85,
     )
 
@@ -224,29 +236,30 @@ def random_config(chance: random.Random) -> EngineConfig:
 def random_requests(
     chance: random.Random, config: EngineConfig, *, num_requests: int
 ) -> list[GenerateRequest]:
-    """Requests whose prompts share prefixes with one another, also across namespaces."""
-    longest = config.max_request_tokens + 2  # some are too long
-    documents = [[chance.randrange(1000) for _ in range(longest)] for _ in range(3)]
+    """Requests that share prefixes and breakpoints with one another, also across namespaces."""
+    longest = config.max_request_tokens
+    documents = [[chance.randrange(1000) for _ in range(longest)] for _ in range(2)]
+    favourites = [chance.randint(1, longest) for _ in range(4)]
     requests = []
     for number in range(num_requests):
-        num_tokens = chance.randint(1, longest)
-        num_shared = chance.randint(0, num_tokens)
+        num_tokens = chance.randint(1, chance.choice([longest // 2, longest + 1]))  # some: too long
+        num_shared = min(num_tokens, chance.choice([0, *favourites, longest]))
         suffix = [chance.randrange(3) for _ in range(num_tokens - num_shared)]
-        candidates = [chance.randint(1, num_tokens) for _ in range(chance.randint(0, 4))]
-        if num_shared:
-            candidates += [num_shared] * chance.randint(0, 1)
+        candidates = [chance.randint(1, num_tokens)] * chance.randint(0, 1)
+        candidates += [tokens for tokens in favourites if tokens <= num_tokens]
+        chosen = chance.sample(candidates, min(len(candidates), chance.randint(0, 4)))
         breakpoints = tuple(
             Breakpoint(tokens, chance.choice([0, 20, 200, 1_000]), chance.random() < 0.7)
-            for tokens in sorted(set(candidates))
+            for tokens in sorted(set(chosen))
         )
         requests.append(
             ask(
                 f"req_{number}",
                 chance.choice(documents)[:num_shared] + suffix,
-                namespace=chance.choice([b"tenant-a", b"tenant-b", b"tenant-c"]),
-                max_tokens=chance.choice([0, 1, 2, 8, 20, 400]) if number % 3 else 12,
+                namespace=chance.choice([b"tenant-a", b"tenant-b"]),
+                max_tokens=chance.choice([0, 1, 8, 30, 400, 400]),
                 read_tokens=max((b.tokens for b in breakpoints if not b.write), default=0),
-                stop_token_ids=(chance.randrange(40),),
+                stop_token_ids=(chance.randrange(200),),
                 breakpoints=breakpoints,
             )
         )

@@ -48,7 +48,7 @@ class Scenario:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         config = random_config(self.chance)
-        self.bench = Bench(config, num_tokens_sampled=self.chance.choice([40, 400]))
+        self.bench = Bench(config, num_tokens_sampled=self.chance.choice([40, 1000]))
         requests = random_requests(self.chance, config, num_requests=NUM_REQUESTS)
         self.unsent = requests[::-1]
         self.requests = {request.request_id: request for request in requests}
@@ -89,9 +89,9 @@ class Scenario:
                 self.ends[request.request_id] = rejected
             else:
                 self.live.append(request.request_id)
-        if self.live and self.chance.random() < 0.05:
+        if self.live and self.chance.random() < 0.03:
             self.bench.core.abort(self.chance.choice(self.live), self.bench.now_ms)
-        if self.live and self.chance.random() < 0.05:
+        if self.live and self.chance.random() < 0.03:
             request_id = self.chance.choice(self.live)
             num_kept = self.chance.randint(0, 1 + len(self.output.get(request_id, ())))
             self.bench.core.finish(request_id, num_kept, self.bench.now_ms)
@@ -139,7 +139,6 @@ class Scenario:
             if grant.outcome == "refreshed":
                 submitted_ms = self.submitted_ms[event.request_id]
                 self.promises.extend(request, grant.tokens, submitted_ms, is_new=False)
-        # A lease that was refreshed into the past stays until its old deadline or the next step.
 
     def take_end(self, event: Finished) -> None:
         request_id, record = event.request_id, event.record
