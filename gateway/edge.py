@@ -67,7 +67,7 @@ class Edge:
             await response(exchange.scope, receive, exchange.send)
 
 
-class ResponseBrokenOff(Exception):  # noqa: N818 - named as what happened
+class ResponseBrokenOff(Exception):
     """A response failed after its start; tells the server to close the connection."""
 
 

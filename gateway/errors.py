@@ -17,6 +17,7 @@ takes its nearest ancestor's; whatever is not in the table is our fault, a 500 t
 from dataclasses import dataclass
 from pathlib import Path
 
+from billing.errors import BillingError, InsufficientBalance, UnknownPrice, WriterUnavailable
 from engine.client import EngineLost, Rejected
 from gateway.wire.response import ErrorBody, ErrorDetail
 
@@ -30,7 +31,7 @@ class GatewayError(Exception):
         self.error_code = error_code
 
 
-class InvalidRequest(GatewayError):  # noqa: N818 - the API's own name for it
+class InvalidRequest(GatewayError):
     """The request is wrong; `path` says where, in dotted form."""
 
     def __init__(
@@ -39,27 +40,27 @@ class InvalidRequest(GatewayError):  # noqa: N818 - the API's own name for it
         super().__init__(f"{path}: {message}" if path else message, error_code=error_code)
 
 
-class AuthenticationFailed(GatewayError):  # noqa: N818 - named as what happened
+class AuthenticationFailed(GatewayError):
     """No credential, or one that is unknown or revoked."""
 
 
-class PermissionRefused(GatewayError):  # noqa: N818 - named as what happened
+class PermissionRefused(GatewayError):
     """The credential is good, but not for this."""
 
 
-class NotFound(GatewayError):  # noqa: N818 - HTTP's own name for it
+class NotFound(GatewayError):
     """No such route, model or record."""
 
 
-class RequestTooLarge(GatewayError):  # noqa: N818 - the API's own name for it
+class RequestTooLarge(GatewayError):
     """The body is longer than the route takes."""
 
 
-class EngineFailed(GatewayError):  # noqa: N818 - named as what happened
+class EngineFailed(GatewayError):
     """The engine gave up on a request that it had admitted."""
 
 
-class Overloaded(GatewayError):  # noqa: N818 - the API's own name for it
+class Overloaded(GatewayError):
     """The engine has no room for one more request now."""
 
 
@@ -89,6 +90,12 @@ ROWS: dict[type[Exception], Row] = {
     RequestTooLarge: Row(413, "request_too_large"),
     EngineFailed: Row(500, "api_error"),
     Overloaded: Row(529, "overloaded_error"),
+    InsufficientBalance: Row(
+        402, "billing_error", "The credit balance is too low for this request"
+    ),
+    UnknownPrice: Row(500, "api_error", "This model cannot be served: it has no price"),
+    WriterUnavailable: Row(529, "overloaded_error", "The ledger has no room for one more request"),
+    BillingError: INTERNAL,
     EngineLost: Row(529, "overloaded_error", "The engine is not reachable now; try again"),
 }
 

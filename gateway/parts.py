@@ -2,28 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
-from sqlalchemy import Connection
-
+from billing.database import Database
 from engine.client import EngineClient
 from gateway.catalog import Catalog
 from gateway.metrics import Metrics
 from gateway.settings import Settings
-
-_T = TypeVar("_T")
-
-
-class Database(Protocol):
-    """The ledger's database: functions in, committed results out."""
-
-    async def write(self, operation: Callable[[Connection], _T]) -> _T:
-        """Run in a transaction of the one writer; returns after its commit."""
-        ...
-
-    async def read(self, operation: Callable[[Connection], _T]) -> _T:
-        """Run on a connection that sees committed rows."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,21 @@
+"""`POST /v1/messages/count_tokens`: the prompt's exact length, by the code that will bill it."""
+
+from fastapi import APIRouter, Request
+
+from gateway.auth import Customer, TheParts, Version
+from gateway.bodies import read_bytes
+from gateway.intake import take_in
+from gateway.wire.request import CountTokensRequest, read_body
+from gateway.wire.response import TokenCount
+
+router = APIRouter()
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(
+    request: Request, _caller: Customer, version: Version, parts: TheParts
+) -> TokenCount:
+    """Count; free, and nothing is written."""
+    body = read_body(CountTokensRequest, await read_bytes(request), version=version)
+    intake = await take_in(body, catalog=parts.catalog)
+    return TokenCount(input_tokens=intake.rendered.num_tokens)

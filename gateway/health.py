@@ -1,0 +1,87 @@
+"""`/healthz`, `/readyz`, `/metrics`: for machines, without a key."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy.exc import SQLAlchemyError
+from typing_extensions import override
+
+from billing.errors import BillingError
+from billing.schema import require_head
+from engine.client import EngineInfo, EngineLost
+from gateway.auth import TheParts
+from gateway.parts import Parts
+
+router = APIRouter()
+
+ENGINE_ANSWER_SECONDS = 2  # a scrape and a probe must end, even while the engine restarts
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """This process runs."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(parts: TheParts) -> JSONResponse:
+    """Requests would be served: 200, or 503 with what is missing."""
+    missing = [reason async for reason in _missing(parts)]
+    status = "not ready" if missing else "ready"
+    return JSONResponse({"status": status, "missing": missing}, status_code=503 if missing else 200)
+
+
+@router.get("/metrics")
+async def metrics(parts: TheParts) -> Response:
+    """The gateway's counters and the engine's numbers, in Prometheus' text form."""
+    registry = CollectorRegistry()
+    registry.register(_EngineNumbers(await _engine_stats(parts) or {}))
+    text = generate_latest(parts.metrics.registry) + generate_latest(registry)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+async def _missing(parts: Parts) -> AsyncIterator[str]:
+    try:
+        await parts.database.read(require_head)
+    except (BillingError, SQLAlchemyError):
+        yield "database: not migrated, or not reachable"
+    if not await asyncio.to_thread(parts.settings.first_keys_path.exists):
+        yield f"keys: {parts.settings.first_keys_path} is not written yet"
+    if await _engine_stats(parts) is None:
+        yield "engine: does not answer"
+    elif (info := parts.engine.info) is not None and not _is_served(parts, info):
+        yield f"engine: runs other weights than this gateway serves: {info.model_id}"
+
+
+def _is_served(parts: Parts, info: EngineInfo) -> bool:
+    return any(
+        (model.id, model.weights_digest) == (info.model_id, info.weights_digest)
+        for model in parts.catalog.models
+    )
+
+
+async def _engine_stats(parts: Parts) -> dict[str, float] | None:
+    """The engine's numbers by metric name; None if it does not answer in time."""
+    try:
+        async with asyncio.timeout(ENGINE_ANSWER_SECONDS):
+            return await parts.engine.stats()
+    except (EngineLost, TimeoutError):
+        return None
+
+
+class _EngineNumbers(Collector):
+    """The engine's numbers of one moment, under the engine's own names."""
+
+    def __init__(self, stats: Mapping[str, float]) -> None:
+        self._stats = stats
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._stats.items():
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield family(name, f"The engine's {name}.", value=value)
