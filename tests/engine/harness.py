@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -18,8 +18,6 @@ from engine.plan import Runner
 from engine.protocol import EngineInfo, GenerateRequest, Sampling
 from engine.server import EngineServer
 from tests.engine.scripted_runner import ScriptedRunner
-
-_boots = count(1)
 
 
 class Clock:
@@ -92,7 +90,7 @@ def small_config(**changes: Any) -> EngineConfig:
 def engine_info(config: EngineConfig, **changes: Any) -> EngineInfo:
     """What an engine with this config says it is; every call is another boot."""
     facts: dict[str, Any] = {
-        "engine_boot_id": f"eng_test{next(_boots)}",
+        "engine_boot_id": f"eng_{uuid4().hex}",
         "model_id": "tiny",
         "weights_digest": "0" * 64,
         "vocab_size": config.vocab_size,
