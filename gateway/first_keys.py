@@ -42,6 +42,7 @@ class FirstKeys:
         """Write the set, readable by its owner only, and wait until it is on disk."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o600)  # a draft may lie there with another mode
             file.write(json.dumps(asdict(self), indent=2) + "\n")
             file.flush()
             os.fsync(file.fileno())

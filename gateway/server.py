@@ -60,7 +60,7 @@ async def serve(
     await asyncio.gather(serving, drain())
 
 
-def stop_at_end_of_stdin(stop: Callable[[], None]) -> None:
+def stop_at_end_of_stdin(stop: Callable[[], object]) -> None:
     """Call `stop`, from a thread of its own, when stdin ends: our parent said so, or is dead."""
 
     def wait() -> None:

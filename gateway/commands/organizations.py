@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from billing import customers
+from billing import customers, ledger
 from gateway.clock import now_ms
 from gateway.commands.options import (
     DEFAULT_DATA_DIR,
@@ -58,7 +58,7 @@ def top_up(
     transfer_id = new_id("txn")
     with open_database(data_dir) as database:
         database.write_now(
-            lambda connection: customers.top_up(
+            lambda connection: ledger.top_up(
                 connection,
                 organization_id=organization_id,
                 amount_nanos=amount_nanos,

@@ -1,9 +1,9 @@
 """The streaming cases M22 to M26 of the Messages API, through both SDKs."""
 
 import pytest
+
 from tests.gateway.stack import Stack
 from tests.gateway.words import words
-
 from tests.sdk.versions import SdkError
 from tests.system.conversation import MODEL, Conversation, Usage, read_usage, text, user
 
@@ -62,7 +62,7 @@ def test_m24_silence_before_the_first_token_is_filled_with_pings(
         "model": MODEL,
         "max_tokens": 5,
         "stream": True,
-        # Its breakpoint cuts the prompt in two steps, so the request is admitted before the silence.
+        # The breakpoint cuts the prompt in two steps: admission comes before the silence.
         "messages": [user(text(600, "u", ttl="5m"), "hello")],
     }
     stack.runner.gate.clear()
