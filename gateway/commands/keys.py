@@ -4,8 +4,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from billing import customers
 from gateway.clock import now_ms
@@ -65,19 +63,21 @@ def list_keys(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> 
     if as_json:
         print_json([asdict(key) for key in keys])
         return
-    table = Table("id", "kind", "organization", "workspace", "name", "secret", "state")
-    for key in keys:
-        state = "active" if key.revoked_at_ms is None else "revoked"
-        table.add_row(
-            key.id,
-            key.kind,
-            key.organization_id,
-            key.workspace_id or "",
-            key.name,
-            f"{key.secret_prefix}…",
-            state,
-        )
-    Console().print(table)
+    print_table(
+        ["id", "kind", "organization", "workspace", "name", "secret", "state"],
+        [
+            [
+                key.id,
+                key.kind,
+                key.organization_id,
+                key.workspace_id or "",
+                key.name,
+                f"{key.secret_prefix}…",
+                "active" if key.revoked_at_ms is None else "revoked",
+            ]
+            for key in keys
+        ],
+    )
 
 
 @app.command()

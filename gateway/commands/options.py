@@ -1,13 +1,15 @@
 """What the commands share: the options every one takes, and the database they open."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from billing.database import Database
 from gateway.clock import now_ms
@@ -25,6 +27,7 @@ DataDir = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 DEFAULT_DATA_DIR = Path("var")
+UNBOUNDED_WIDTH = 10_000
 
 new_id = id_maker(now_ms)
 
@@ -43,6 +46,17 @@ def open_database(data_dir: Path) -> Iterator[Database]:
 def print_json(value: object) -> None:
     """Print `value` as one JSON document."""
     typer.echo(json.dumps(value, indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose cells are never cut: ids wrap on a terminal, and not at all in a file."""
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    console.print(table, width=None if console.is_terminal else UNBOUNDED_WIDTH)
 
 
 def parse_instant(text: str | None) -> int | None:

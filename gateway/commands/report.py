@@ -4,12 +4,9 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from billing.meters import Meter
 from billing.money import usd
-from billing.reports import UsageRow
 from billing.reports import usage as report_usage
 from gateway.commands.options import (
     DEFAULT_DATA_DIR,
@@ -18,6 +15,7 @@ from gateway.commands.options import (
     open_database,
     parse_instant,
     print_json,
+    print_table,
 )
 
 app = typer.Typer(help="Reports.", no_args_is_help=True)
@@ -63,19 +61,16 @@ def usage(
         )
     if as_json:
         print_json([row.as_json() for row in rows])
-    else:
-        _print_table(rows, dimensions)
-
-
-def _print_table(rows: list[UsageRow], dimensions: tuple[Dimension, ...]) -> None:
-    table = Table(*dimensions, "requests", *Meter, "USD")
-    for column in table.columns[len(dimensions) :]:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(
-            *(row.group[dimension] for dimension in dimensions),
-            f"{row.num_requests:,}",
-            *(f"{row.quantities[meter]:,}" for meter in Meter),
-            usd(row.total_nanos),
-        )
-    Console().print(table)
+        return
+    print_table(
+        [*dimensions, "requests", *Meter, "USD"],
+        [
+            [
+                *(row.group[dimension] for dimension in dimensions),
+                f"{row.num_requests:,}",
+                *(f"{row.quantities[meter]:,}" for meter in Meter),
+                usd(row.total_nanos),
+            ]
+            for row in rows
+        ],
+    )
