@@ -1,19 +1,39 @@
 """create_app: the routes, and what stands around them."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from fastapi import FastAPI
 
-from gateway import count_tokens, handlers, health, models
+from gateway import count_tokens, handlers, health, messages, models, records
 from gateway.edge import Edge
+from gateway.in_flight import InFlight
 from gateway.parts import Parts
+from gateway.recovery import keep_recovering
 
 
 def create_app(parts: Parts) -> FastAPI:
-    """The gateway as an ASGI application."""
+    """The gateway as an ASGI application.
+
+    Whoever runs it drains `app.state.in_flight` before stopping the server, which by itself would
+    wait for every stream to end.
+    """
+    in_flight = InFlight(parts)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        recovering = asyncio.create_task(keep_recovering(parts, in_flight), name="recovery")
+        yield
+        await in_flight.drain(0)
+        recovering.cancel()
+
     # No generated documentation: the routes read their bodies themselves, it would know nothing.
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.parts = parts
-    for router in (count_tokens.router, models.router, health.router):
-        app.include_router(router)
+    app.state.in_flight = in_flight
+    for module in (messages, count_tokens, models, records, health):
+        app.include_router(module.router)
     handlers.install(app)
     app.add_middleware(Edge, now_ms=parts.now_ms, new_id=parts.new_id, metrics=parts.metrics)
     return app

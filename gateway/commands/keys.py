@@ -14,6 +14,7 @@ from gateway.commands.options import (
     new_id,
     open_database,
     print_json,
+    print_table,
 )
 from gateway.first_keys import new_secret
 

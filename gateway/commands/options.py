@@ -56,7 +56,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console = Console()
-    console.print(table, width=None if console.is_terminal else UNBOUNDED_WIDTH)
+    if not console.is_terminal:
+        console.width = UNBOUNDED_WIDTH
+    console.print(table)
 
 
 def parse_instant(text: str | None) -> int | None:

@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,6 +159,21 @@ class Stack:
         """One request that is not streamed; five output words at most unless `body` says more."""
         with self.http(key) as client:
             return client.post("/v1/messages", json=complete(body))
+
+    @contextmanager
+    def in_background(self, body: dict[str, Any]) -> Iterator["Future[httpx.Response]"]:
+        """The same in another thread; the block ends when it has been answered."""
+        with ThreadPoolExecutor(1) as pool:
+            yield pool.submit(self.post, body)
+
+    @contextmanager
+    def stream(self, body: dict[str, Any]) -> Iterator[httpx.Response]:
+        """A streamed request; leaving the block early is a client that goes away."""
+        with (
+            self.http() as client,
+            client.stream("POST", "/v1/messages", json=complete(body) | {"stream": True}) as answer,
+        ):
+            yield answer
 
     def record(self, request_id: str, *, key: str | None = None) -> dict[str, Any]:
         """The request's record, over HTTP."""

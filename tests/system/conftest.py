@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.gateway.stack import Stack, running_stack
 
+from billing.price_cards import default_cards_path
 from tests.engine.tiny_model import write_tiny_model
+from tests.gateway.stack import Stack, running_stack
 from tests.models import default_model_dir
 from tests.sdk.versions import VERSIONS, Sdk
 from tests.system.conversation import Conversation
+from tests.system.installation import Installation
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
@@ -40,5 +42,25 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
-    """The tiny model's folder, named as it is sold."""
+    """The tiny model's folder, with the default model's tokenizer and template."""
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", tokenizer_from=smollm2)
+
+
+@pytest.fixture(scope="session")
+def tiny_cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A price list that sells the tiny model."""
+    path = tmp_path_factory.mktemp("prices") / "cards.toml"
+    path.write_text(default_cards_path().read_text().replace("smollm2-135m-instruct", "tiny"))
+    return path
+
+
+@pytest.fixture
+def installation(tmp_path: Path, tiny_model: Path, tiny_cards: Path) -> Installation:
+    """An installation of the tiny model, not started yet; its smallest entry is 32 tokens."""
+    return Installation(
+        tmp_path / "data",
+        model=tiny_model,
+        KVMETER_PRICE_CARDS=str(tiny_cards),
+        KVMETER_CACHE_MIN_TOKENS="32",
+        KVMETER_DTYPE="float32",
+    )

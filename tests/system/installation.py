@@ -53,11 +53,11 @@ class Installation:
         self._flags = [*flags, *(("--model", str(model)) if model else ())]
         self._settings = settings
         self._process: subprocess.Popen[str] | None = None
-        self._ready = threading.Event()
 
     def start(self, *, group: bool = True) -> None:
         """Start `kvmeter up`, in a process group of its own, and wait for its ready line."""
-        self._ready.clear()
+        heard = threading.Event()
+        begin = len(self.output)
         self._process = subprocess.Popen(
             [*KVMETER, "up", "--port", str(self.port), *self._flags],
             env=self.environment,
@@ -67,9 +67,9 @@ class Installation:
             text=True,
             process_group=0 if group else None,
         )
-        threading.Thread(target=self._read, args=[self._process], daemon=True).start()
-        assert self._ready.wait(START_SECONDS), "".join(self.output)
-        assert f"kvmeter ready: {self.url}\n" in self.output, "".join(self.output)
+        threading.Thread(target=self._read, args=[self._process, heard], daemon=True).start()
+        assert heard.wait(START_SECONDS), "".join(self.output)
+        assert f"kvmeter ready: {self.url}\n" in self.output[begin:], "".join(self.output)
 
     def stop(self, number: int = signal.SIGTERM, *, group: bool = False) -> int:
         """Send a signal to `up`, or to its whole group, and return its exit code."""
@@ -136,14 +136,15 @@ class Installation:
         record: dict[str, Any] = response.json()
         return record
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: subprocess.Popen[str], heard: threading.Event) -> None:
+        """Keep what `process` says; `heard` is set by its ready line, or by its end."""
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
                 self.output.append(line)
                 if line.startswith("kvmeter ready: "):
-                    self._ready.set()
-        self._ready.set()
+                    heard.set()
+        heard.set()
 
     def __enter__(self) -> Self:
         self.start()

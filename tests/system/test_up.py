@@ -23,11 +23,6 @@ from tests.system.installation import (
 BODY = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}
 
 
-@pytest.fixture
-def installation(tmp_path: Path, tiny_model: Path) -> Installation:
-    return Installation(tmp_path / "data", model=tiny_model)
-
-
 def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*KVMETER, *arguments], env=environment(**settings), cwd=ROOT, text=True,
