@@ -37,7 +37,7 @@ class PriceCard:
 
 def default_cards_path() -> Path:
     """The price list that comes with the package."""
-    return Path(str(files("billing") / "price_cards.toml"))
+    return Path(str(files("billing").joinpath("price_cards.toml")))
 
 
 def load_cards(path: Path) -> list[PriceCard]:

@@ -23,7 +23,7 @@ BACKLOG_MAX = 10_000  # operations that may wait; beyond it the database is not 
 ATTEMPTS_MAX = 10  # runs of one batch before a conflict is the callers' problem
 
 # PostgreSQL: serialization_failure, deadlock_detected.
-TRANSIENT_SQLSTATES = frozenset({"40001", "40P01"})
+CONFLICT_SQLSTATES = frozenset({"40001", "40P01"})
 
 
 class _Job:
@@ -43,8 +43,8 @@ class _Job:
             self.result = self.operation(conn)
             savepoint.commit()
         except Exception as error:
-            if is_transient(error):
-                raise  # the whole batch starts again
+            if is_conflict(error) or is_connection_lost(error):
+                raise  # the transaction is gone, and with it the whole batch
             savepoint.rollback()
             self.error = error
 
@@ -92,11 +92,12 @@ class Writer:
         self._engine.dispose()
 
     def _work(self) -> None:
+        batch: list[_Job] = []
         try:
             while batch := self._next_batch():
                 self._commit(batch)
         finally:
-            self._refuse_the_rest()
+            self._refuse_the_rest(batch)
 
     def _next_batch(self) -> list[_Job]:
         """Wait for a job, take what else is there; empty once closed and drained."""
@@ -118,14 +119,21 @@ class Writer:
         return batch
 
     def _commit(self, batch: list[_Job]) -> None:
-        """Run a batch in one transaction, again as a whole when another process interfered."""
+        """Run a batch in one transaction, again as a whole when that surely left nothing behind.
+
+        A connection lost during the commit itself leaves the outcome unknown: the callers hear of
+        it, and what they repeat is idempotent.
+        """
         for attempt in range(1, ATTEMPTS_MAX + 1):
+            committing = False
             try:
                 with self._engine.begin() as conn:
                     for job in batch:
                         job.run(conn)
+                    committing = True
             except Exception as error:  # noqa: BLE001  # it belongs to the callers, not to the thread
-                if is_transient(error) and attempt < ATTEMPTS_MAX:
+                undone = is_conflict(error) or (is_connection_lost(error) and not committing)
+                if undone and attempt < ATTEMPTS_MAX:
                     continue
                 for job in batch:
                     job.error = error
@@ -133,24 +141,30 @@ class Writer:
         for job in batch:
             job.resolve()
 
-    def _refuse_the_rest(self) -> None:
+    def _refuse_the_rest(self, unfinished: list[_Job]) -> None:
         """After the end, orderly or not, nobody waits for an answer that cannot come."""
         with self._gate:
             self._closed = True
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return
-            if job is not None and job.future.set_running_or_notify_cancel():
-                job.future.set_exception(WriterUnavailable("The database writer has stopped"))
+        stopped = WriterUnavailable("The database writer has stopped")
+        for job in unfinished:
+            if not job.future.done():
+                job.future.set_exception(stopped)
+        while not self._jobs.empty():
+            waiting = self._jobs.get_nowait()
+            if waiting is not None and waiting.future.set_running_or_notify_cancel():
+                waiting.future.set_exception(stopped)
 
 
-def is_transient(error: BaseException) -> bool:
-    """Whether the same operation can succeed when it is run again from its start."""
+def is_connection_lost(error: BaseException) -> bool:
+    """Whether the database hung up; what was not committed is undone."""
+    return isinstance(error, DBAPIError) and error.connection_invalidated
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether another process interfered, so that the same batch can succeed when run again."""
     if not isinstance(error, DBAPIError):
         return False
     cause = error.orig
     if isinstance(cause, sqlite3.OperationalError):
         return cause.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-    return getattr(cause, "sqlstate", None) in TRANSIENT_SQLSTATES
+    return getattr(cause, "sqlstate", None) in CONFLICT_SQLSTATES

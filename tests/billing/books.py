@@ -1,4 +1,4 @@
-"""Building blocks of the billing tests: a price card, a customer, a request and its engine facts."""
+"""What the billing tests are made of: a price card, a customer, a request, its engine facts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from billing.verification import verify
 NOW_MS = 1_780_000_000_000
 TTL_MS = {"5m": 300_000, "1h": 3_600_000}
 
-# Card T3 of the fault reports: nano-dollars a token in 3,000, r 300, w5 3,750, w1h 6,000, out 15,000.
+# Card T3 of the fault reports, in nano-dollars: in 3,000, r 300, w5 3,750, w1h 6,000, out 15,000.
 T3 = PriceCard(
     id="word-model@1",
     model_id="word-model",
@@ -115,7 +115,7 @@ class Books:
         query = select(transfers.c.meter, transfers.c.amount_nanos).where(
             transfers.c.request_id == request_id, transfers.c.kind == "usage"
         )
-        return self.database.read_now(lambda conn: dict(conn.execute(query).tuples().all()))
+        return self.database.read_now(lambda conn: dict(conn.execute(query).all()))
 
     def prepaid_nanos(self) -> int:
         return self._balance(accounts.prepaid(self.organization_id)).credit_nanos

@@ -47,8 +47,13 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         path = tmp_path / "ledger.db"
         shutil.copy(request.getfixturevalue("migrated_sqlite"), path)
         return f"sqlite:///{path}"
-    new_database: NewDatabase = request.getfixturevalue("new_postgres")
-    return new_database(request.getfixturevalue("migrated_postgres"))
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@pytest.fixture
+def postgres_url(new_postgres: NewDatabase, migrated_postgres: str) -> str:
+    return new_postgres(migrated_postgres)
 
 
 @pytest.fixture

@@ -123,16 +123,22 @@ def test_a_hold_that_was_never_opened_cannot_be_settled(books: Books) -> None:
 
 
 def test_b43_a_top_up_pays_the_debt_first(prepaid: Books) -> None:
-    hold = prepaid.open(total_tokens=0, amount_nanos=0)
-    prepaid.settle(hold, output_tokens=133_333)
-    hold = prepaid.open(total_tokens=0, amount_nanos=0)
-    prepaid.settle(hold, output_tokens=0, prompt_tokens=0)
-    assert prepaid.debt_nanos() == 1_999_995_000
+    add(prepaid, 1_000, "txn_first")
+    prepaid.settle(prepaid.open(total_tokens=666_667, amount_nanos=1_000), output_tokens=0)
+    assert (prepaid.prepaid_nanos(), prepaid.debt_nanos()) == (0, 2_000_000_000)
 
     add(prepaid, 5_000_000_000)
 
-    assert prepaid.debt_nanos() == 0
-    assert prepaid.prepaid_nanos() == 3_000_005_000
+    assert (prepaid.prepaid_nanos(), prepaid.debt_nanos()) == (3_000_000_000, 0)
+    prepaid.assert_sound()
+
+
+def test_a_small_top_up_pays_back_a_part_of_the_debt(prepaid: Books) -> None:
+    prepaid.settle(prepaid.open(amount_nanos=0), output_tokens=0)
+
+    add(prepaid, 10_000)
+
+    assert (prepaid.prepaid_nanos(), prepaid.debt_nanos()) == (0, 20_000)
     prepaid.assert_sound()
 
 

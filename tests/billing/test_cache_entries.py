@@ -1,0 +1,137 @@
+"""Cache entries: pending, live, renewed, expired to the millisecond, and never shortened."""
+
+import pytest
+
+from billing.database import Database
+from billing.entries import Entry, activate, find_live, sweep
+from billing.facts import GrantFact
+from billing.holds import Hold
+from billing.meters import WritePoint
+from tests.billing.books import NOW_MS, TTL_MS, Books, make_books
+
+SHORT = WritePoint(8, "5m", "key-8")
+LONG = WritePoint(8, "1h", "key-8")
+END_MS = NOW_MS + TTL_MS["5m"]
+
+
+@pytest.fixture
+def books(database: Database) -> Books:
+    return make_books(database)
+
+
+def live(books: Books, *keys: str, at_ms: int = NOW_MS) -> dict[str, Entry]:
+    return books.database.read_now(lambda conn: find_live(conn, keys or ["key-8"], now_ms=at_ms))
+
+
+def commit(books: Books, hold: Hold, tokens: int = 8) -> None:
+    books.database.write_now(lambda conn: activate(conn, request_id=hold.request_id, tokens=tokens))
+
+
+def test_an_entry_is_live_from_its_commit_until_exactly_its_expiry(books: Books) -> None:
+    hold = books.open(writes=(SHORT,))
+    assert live(books) == {}
+
+    commit(books, hold)
+
+    assert live(books) == {"key-8": Entry("key-8", 8, "5m", TTL_MS["5m"], END_MS)}
+    assert live(books, at_ms=END_MS - 1) != {}
+    assert live(books, at_ms=END_MS) == {}
+
+
+def test_committing_again_and_settling_change_nothing(books: Books) -> None:
+    hold = books.open(writes=(SHORT,))
+    commit(books, hold)
+    before = live(books)
+
+    commit(books, hold)
+    books.settle(hold)
+    commit(books, hold)
+
+    assert live(books) == before
+
+
+def test_settlement_makes_committed_writes_live_and_removes_the_rest(books: Books) -> None:
+    hold = books.open(writes=(WritePoint(4, "1h", "key-4"), SHORT))
+
+    books.settle(
+        hold,
+        grants=(GrantFact(4, True, "granted", committed=True), GrantFact(8, True, "granted")),
+    )
+
+    assert set(live(books, "key-4", "key-8")) == {"key-4"}
+    commit(books, hold)
+    assert set(live(books, "key-4", "key-8")) == {"key-4"}
+
+
+def test_what_a_failed_request_wrote_is_gone(books: Books) -> None:
+    hold = books.open(writes=(SHORT,))
+    commit(books, hold)
+
+    books.settle(hold, finish_reason="error", output_tokens=0)
+
+    assert live(books) == {}
+
+
+def test_a_failed_writer_does_not_take_what_another_paid_for(books: Books) -> None:
+    first = books.open(writes=(SHORT,))
+    second = books.open(writes=(SHORT,), started_at_ms=NOW_MS + 1_000)
+    commit(books, first)
+    commit(books, second)
+    assert live(books)["key-8"].expires_at_ms == END_MS + 1_000
+    books.settle(first)
+
+    books.settle(second, finish_reason="error", output_tokens=0)
+
+    assert live(books)["key-8"].expires_at_ms == END_MS
+
+
+@pytest.mark.parametrize("order", [(LONG, SHORT), (SHORT, LONG)])
+def test_of_two_writers_the_longer_promise_is_read(
+    books: Books, order: tuple[WritePoint, WritePoint]
+) -> None:
+    for write in order:
+        books.settle(books.open(writes=(write,)))
+
+    assert live(books)["key-8"].ttl_class == "1h"
+
+
+def test_a_read_renews_in_the_entry_s_own_class_from_its_start(books: Books) -> None:
+    books.settle(books.open(writes=(LONG,)))
+
+    books.open(refreshed=["key-8"], started_at_ms=NOW_MS + 50)
+
+    assert live(books)["key-8"].expires_at_ms == NOW_MS + 50 + TTL_MS["1h"]
+
+
+def test_a_read_that_started_earlier_shortens_nothing(books: Books) -> None:
+    books.settle(books.open(writes=(SHORT,)))
+
+    books.open(refreshed=["key-8"], started_at_ms=NOW_MS - 50)
+
+    assert live(books)["key-8"].expires_at_ms == END_MS
+
+
+def test_an_expired_or_pending_entry_is_not_renewed(books: Books) -> None:
+    books.settle(books.open(writes=(SHORT,)))
+    books.open(writes=(WritePoint(9, "5m", "key-9"),))
+
+    books.open(refreshed=["key-8", "key-9"], started_at_ms=END_MS)
+
+    assert live(books, "key-8", "key-9", at_ms=END_MS) == {}
+
+
+def test_sweeping_deletes_the_expired_and_nothing_else(books: Books) -> None:
+    books.settle(books.open(writes=(SHORT,)))
+    books.settle(books.open(writes=(WritePoint(9, "1h", "key-9"),)))
+    running = books.open(writes=(WritePoint(10, "5m", "key-10"),))
+
+    swept = books.database.write_now(lambda conn: sweep(conn, now_ms=END_MS))
+
+    assert swept == 1
+    assert set(live(books, "key-8", "key-9")) == {"key-9"}
+    commit(books, running, tokens=10)
+    assert set(live(books, "key-10")) == {"key-10"}
+
+
+def test_no_keys_find_nothing(books: Books) -> None:
+    assert books.database.read_now(lambda conn: find_live(conn, [], now_ms=NOW_MS)) == {}

@@ -1,0 +1,122 @@
+"""The books are checked by recomputing them; each kind of damage is named."""
+
+import pytest
+from sqlalchemy import text
+
+from billing.database import Database
+from billing.settlement import release
+from billing.verification import verify
+from tests.billing.books import NOW_MS, Books, make_books
+
+
+@pytest.fixture
+def books(database: Database) -> Books:
+    books = make_books(database)
+    books.request(read=4, w5=4, u=2, o=5)
+    return books
+
+
+def tamper(books: Books, table: str, change: str) -> None:
+    """What someone with the database password could do: switch the protection off, then write."""
+
+    def write(conn):
+        if conn.dialect.name == "postgresql":
+            conn.execute(text("SET LOCAL session_replication_role = 'replica'"))
+        else:
+            conn.execute(text(f"DROP TRIGGER IF EXISTS {table}_no_update"))
+            conn.execute(text("PRAGMA ignore_check_constraints = ON"))
+        conn.execute(text(f"UPDATE {table} SET {change}"))
+
+    books.database.write_now(write)
+
+
+def test_sound_books_have_no_problem(books: Books) -> None:
+    books.open()
+
+    report = books.database.read_now(verify)
+
+    assert report.sound
+    assert report.problems == ()
+    assert report.row_counts["transfers"] == 4
+    assert [hold.owner_boot_id for hold in report.open_holds] == ["boot_1"]
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "sentences"),
+    [
+        (
+            "accounts",
+            "debits_posted_nanos = debits_posted_nanos + 1 WHERE id = 'unbilled:org_a'",
+            ["Account unbilled:org_a says debits 97201", "The trial balance is not zero: -1."],
+        ),
+        (
+            "accounts",
+            "debits_pending_nanos = 7 WHERE id = 'unbilled:org_a'",
+            ["Account unbilled:org_a has 7 pending, its open holds reserve 0."],
+        ),
+        (
+            "transfers",
+            "credit_account_id = 'revenue:output' WHERE meter = 'input'",
+            [
+                "Account revenue:input says", "Account revenue:output says",
+                "Transfer txn_1/1 is earned on another meter's account: revenue:output.",
+            ],
+        ),
+        (
+            "transfers",
+            "debit_account_id = 'operator_funding' WHERE meter = 'input'",
+            [
+                "Account operator_funding says", "Account unbilled:org_a says",
+                "Transfer txn_1/1 is paid from another account than its hold: operator_funding.",
+            ],
+        ),
+        (
+            "transfers",
+            "rate_pico = 3000001 WHERE meter = 'input'",
+            ["Transfer txn_1/1 has a rate that its price card does not: 3000001."],
+        ),
+        (
+            "requests",
+            "input_tokens = 1, cache_write_5m_tokens = 5",
+            ["Request req_1 has other quantities than its transfers."],
+        ),
+        ("requests", "charged_nanos = 5", ["Request req_1 was charged 5, posted 97200."]),
+        (
+            "kv_records",
+            "tokens_reused_promised = 3, tokens_computed = 7",
+            ["Request req_1 bills 4 read, the engine says 3."],
+        ),
+        (
+            "kv_records",
+            "output_tokens = 4",
+            ["Request req_1 bills 5 output tokens, the engine says 4."],
+        ),
+        (
+            "holds",
+            "state = 'open', closed_at_ms = NULL",
+            [
+                "Account unbilled:org_a has 0 pending, its open holds reserve",
+                "Hold req_1 is open and has a final request.",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_damage_is_named(books: Books, table: str, change: str, sentences: list[str]) -> None:
+    tamper(books, table, change)
+
+    problems = books.database.read_now(verify).problems
+
+    assert len(problems) == len(sentences), problems
+    for problem, sentence in zip(problems, sentences, strict=True):
+        assert problem.startswith(sentence)
+
+
+def test_a_released_request_is_sound(books: Books) -> None:
+    hold = books.open()
+    books.database.write_now(
+        lambda conn: release(
+            conn, request_id=hold.request_id, reason="overloaded", ended_at_ms=NOW_MS
+        )
+    )
+
+    books.assert_sound()

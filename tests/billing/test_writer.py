@@ -1,0 +1,226 @@
+"""The group-commit writer: shared commits, separate failures, whole retries, an orderly end."""
+
+import asyncio
+import sqlite3
+import threading
+from concurrent.futures import Future
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, event, func, insert, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from billing.database import Database, database_url, writing_engine
+from billing.errors import WriterUnavailable
+from billing.tables import outbox
+from billing.writer import BATCH_MAX, Writer, is_conflict
+
+
+def enqueue(name: str):
+    def write(conn: Connection) -> str:
+        conn.execute(insert(outbox).values(id=name, topic="t", payload="{}", created_at_ms=1))
+        return name
+
+    return write
+
+
+def count_rows(conn: Connection) -> int:
+    return conn.scalar(select(func.count()).select_from(outbox)) or 0
+
+
+class Blocked:
+    """Keeps a writer busy with one operation until released, so that others gather behind it."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._started, self._go_on = threading.Event(), threading.Event()
+        self.future: Future[None] = writer.submit(self._wait)
+        assert self._started.wait(10)
+
+    def _wait(self, _conn: Connection) -> None:
+        self._started.set()
+        assert self._go_on.wait(10)
+
+    def release(self) -> None:
+        self._go_on.set()
+
+
+@pytest.fixture
+def writer(database_url: str):
+    writer = Writer(writing_engine(_url(database_url)))
+    yield writer
+    writer.close()
+
+
+def _url(url: str):
+    return database_url(url)
+
+
+def test_operations_that_wait_share_a_commit(database: Database, writer: Writer) -> None:
+    commits = []
+    event.listen(writer._engine, "commit", commits.append)
+    blocked = Blocked(writer)
+    futures = [writer.submit(enqueue(f"row {number}")) for number in range(BATCH_MAX)]
+
+    blocked.release()
+
+    assert [future.result(10) for future in futures] == [f"row {n}" for n in range(BATCH_MAX)]
+    assert len(commits) == 2
+    assert database.read_now(count_rows) == BATCH_MAX
+
+
+def test_a_failing_operation_is_undone_alone(database: Database, writer: Writer) -> None:
+    def half_then_fail(conn: Connection) -> None:
+        enqueue("half")(conn)
+        raise LookupError("changed my mind")
+
+    blocked = Blocked(writer)
+    good, bad, twice, last = (
+        writer.submit(operation)
+        for operation in (enqueue("a"), half_then_fail, enqueue("a"), enqueue("b"))
+    )
+    blocked.release()
+
+    assert (good.result(10), last.result(10)) == ("a", "b")
+    with pytest.raises(LookupError, match="changed my mind"):
+        bad.result(10)
+    with pytest.raises(IntegrityError):
+        twice.result(10)
+    assert database.read_now(count_rows) == 2
+
+
+def test_a_result_is_durable_when_it_arrives(database: Database) -> None:
+    database.write_now(enqueue("a"))
+
+    assert database.read_now(count_rows) == 1
+
+
+@pytest.mark.parametrize("cause", ["40001", "40P01", "SQLITE_BUSY"])
+def test_a_conflict_runs_the_whole_batch_again(
+    database: Database, writer: Writer, cause: str
+) -> None:
+    attempts = []
+
+    def conflicts_twice(conn: Connection) -> int:
+        attempts.append(count_rows(conn))
+        if len(attempts) < 3:
+            raise transient(cause)
+        return len(attempts)
+
+    blocked = Blocked(writer)
+    first, second = writer.submit(enqueue("a")), writer.submit(conflicts_twice)
+    blocked.release()
+
+    assert (first.result(10), second.result(10)) == ("a", 3)
+    assert attempts == [1, 1, 1]  # each attempt saw the first operation's row, once
+    assert database.read_now(count_rows) == 1
+
+
+def test_a_conflict_without_end_reaches_the_callers(writer: Writer) -> None:
+    def always(_conn: Connection) -> None:
+        raise transient("40001")
+
+    with pytest.raises(DBAPIError):
+        writer.submit(always).result(10)
+
+    assert writer.submit(enqueue("after")).result(10) == "after"
+
+
+def transient(cause: str) -> DBAPIError:
+    if cause == "SQLITE_BUSY":
+        error: Exception = sqlite3.OperationalError("database is locked")
+        error.sqlite_errorcode = sqlite3.SQLITE_BUSY_SNAPSHOT  # type: ignore[attr-defined]
+    else:
+        error = psycopg.errors.lookup(cause)("conflict")
+    return DBAPIError("statement", {}, error)
+
+
+def test_a_broken_rule_is_not_a_conflict() -> None:
+    assert not is_conflict(ValueError())
+    assert not is_conflict(IntegrityError("s", {}, psycopg.errors.UniqueViolation()))
+    assert is_conflict(transient("40P01"))
+
+
+def test_a_caller_cancelled_while_waiting_writes_nothing(
+    database: Database, writer: Writer
+) -> None:
+    blocked = Blocked(writer)
+    cancelled, kept = writer.submit(enqueue("a")), writer.submit(enqueue("b"))
+    assert cancelled.cancel()
+
+    blocked.release()
+
+    assert kept.result(10) == "b"
+    assert database.read_now(count_rows) == 1
+
+
+def test_cancelling_a_task_whose_operation_runs_does_not_stop_it(database: Database) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(conn: Connection) -> None:
+        started.set()
+        assert go_on.wait(10)
+        enqueue("a")(conn)
+
+    async def cancel_late() -> None:
+        task = asyncio.create_task(database.write(slow))
+        await asyncio.to_thread(started.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await database.write(enqueue("b"))
+
+    asyncio.run(cancel_late())
+
+    assert database.read_now(count_rows) == 2
+
+
+def test_closing_writes_what_was_submitted_and_refuses_more(
+    database: Database, writer: Writer
+) -> None:
+    blocked = Blocked(writer)
+    futures = [writer.submit(enqueue(f"row {number}")) for number in range(2 * BATCH_MAX)]
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+
+    blocked.release()
+    closing.join(10)
+
+    assert all(future.done() for future in futures)
+    assert database.read_now(count_rows) == 2 * BATCH_MAX
+    with pytest.raises(WriterUnavailable, match="closed"):
+        writer.submit(enqueue("late"))
+
+
+def test_a_writer_that_breaks_tells_everyone_who_waits(writer: Writer) -> None:
+    blocked = Blocked(writer)
+    waiting = writer.submit(enqueue("a"))
+    writer._commit = None  # type: ignore[assignment, method-assign]  # the next batch breaks the thread
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda _args: None)
+        blocked.release()
+        blocked.future.result(10)
+        with pytest.raises(WriterUnavailable):
+            waiting.result(10)
+        writer._thread.join(10)
+
+    with pytest.raises(WriterUnavailable):
+        writer.submit(enqueue("b"))
+
+
+def test_a_connection_lost_before_the_commit_is_made_again(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    attempts: list[int] = []
+
+    def hangs_up_once(conn: Connection) -> None:
+        attempts.append(count_rows(conn))
+        enqueue("a")(conn)
+        if len(attempts) == 1:
+            conn.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    database.write_now(hangs_up_once)
+
+    assert attempts == [0, 0]
+    assert database.read_now(count_rows) == 1
+    database.close()
