@@ -40,7 +40,8 @@ def read_model(model_dir: Path, info: EngineInfo, *, min_cache_tokens: int) -> S
     try:
         created_at_ms = config.stat().st_mtime_ns // 1_000_000
     except OSError as error:
-        raise ModelFolderError(config, f"the file cannot be read: {error.strerror}") from error
+        problem = f"the file cannot be read ({error.strerror})"
+        raise ModelFolderError(config, problem, cure="fetch the model again") from error
     tokenizer = Tokenizer.load(model_dir)
     return ServedModel(
         id=info.model_id,

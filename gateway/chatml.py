@@ -38,10 +38,13 @@ class ChatmlRenderer:
         path, template = _read_template(model_dir)
         match = _CHATML.fullmatch(template.strip())
         if match is None:
-            raise ModelFolderError(
-                path, "the chat template is not plain ChatML, the only one served yet"
-            )
-        return cls(tokenizer, default_system=match["default_system"])
+            problem = "the chat template is not plain ChatML, the only one served yet"
+            raise ModelFolderError(path, problem, cure="choose another model")
+        try:
+            return cls(tokenizer, default_system=match["default_system"])
+        except KeyError as error:
+            problem = f"the template needs a special token that the tokenizer lacks: {error}"
+            raise ModelFolderError(path, problem, cure="fetch the model again") from error
 
     def render(self, blocks: Sequence[Block]) -> RenderedPrompt:
         """Render the conversation, and open the answer unless its last turn is one begun."""
@@ -76,9 +79,11 @@ def _read_template(model_dir: Path) -> tuple[Path, str]:
         path = model_dir / "tokenizer_config.json"
         template = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
     except (OSError, ValueError) as error:
-        raise ModelFolderError(path, f"the chat template cannot be read: {error}") from error
+        problem = f"the chat template cannot be read ({error})"
+        raise ModelFolderError(path, problem, cure="fetch the model again") from error
     if not isinstance(template, str):
-        raise ModelFolderError(path, "the model has no chat template")
+        problem = "the model has no chat template"
+        raise ModelFolderError(path, problem, cure="choose an instruction-tuned model")
     return path, template
 
 

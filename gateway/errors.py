@@ -5,8 +5,10 @@ GatewayError
 ├── AuthenticationFailed      401  no credential, or one we do not know
 ├── PermissionRefused         403  a known credential that may not do this
 ├── NotFound                  404
+├── RequestTimeout            408  the body did not arrive in time
 ├── RequestTooLarge           413
 ├── EngineFailed              500  the engine gave up on an admitted request
+├── NotReady                  503  something the gateway needs is missing; only /readyz says so
 ├── Overloaded                529  the engine's queue is full, or the wait in it too long
 └── ModelFolderError               at start only: a model folder that cannot be served
 
@@ -52,12 +54,20 @@ class NotFound(GatewayError):
     """No such route, model or record."""
 
 
+class RequestTimeout(GatewayError):
+    """The client took too long to send its request."""
+
+
 class RequestTooLarge(GatewayError):
     """The body is longer than the route takes."""
 
 
 class EngineFailed(GatewayError):
     """The engine gave up on a request that it had admitted."""
+
+
+class NotReady(GatewayError):
+    """Requests would not be served now."""
 
 
 class Overloaded(GatewayError):
@@ -67,8 +77,8 @@ class Overloaded(GatewayError):
 class ModelFolderError(GatewayError):
     """A file of a model folder is missing, damaged, or asks for what is not supported."""
 
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
+    def __init__(self, path: Path, problem: str, *, cure: str) -> None:
+        super().__init__(f"{path}: {problem}: {cure}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +97,10 @@ ROWS: dict[type[Exception], Row] = {
     AuthenticationFailed: Row(401, "authentication_error"),
     PermissionRefused: Row(403, "permission_error"),
     NotFound: Row(404, "not_found_error"),
+    RequestTimeout: Row(408, "timeout_error"),
     RequestTooLarge: Row(413, "request_too_large"),
     EngineFailed: Row(500, "api_error"),
+    NotReady: Row(503, "api_error"),
     Overloaded: Row(529, "overloaded_error"),
     InsufficientBalance: Row(
         402, "billing_error", "The credit balance is too low for this request"

@@ -25,7 +25,7 @@ def install(app: FastAPI) -> None:
 
 async def _answer(request: Request, error: Exception) -> JSONResponse:
     row = row_of(error)
-    if row.status >= 500:
+    if row.status == 500:
         log.error("request_failed", exc_info=error)
     body = error_body(error, request_id=request.state.request_id)
     return JSONResponse(body.model_dump(), status_code=row.status)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,6 +15,7 @@ from billing.errors import BillingError
 from billing.schema import require_head
 from engine.client import EngineInfo, EngineLost
 from gateway.auth import TheParts
+from gateway.errors import NotReady
 from gateway.parts import Parts
 
 router = APIRouter()
@@ -29,11 +30,12 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(parts: TheParts) -> JSONResponse:
-    """Requests would be served: 200, or 503 with what is missing."""
+async def readyz(parts: TheParts) -> dict[str, str]:
+    """Requests would be served. Raises NotReady that names what is missing."""
     missing = [reason async for reason in _missing(parts)]
-    status = "not ready" if missing else "ready"
-    return JSONResponse({"status": status, "missing": missing}, status_code=503 if missing else 200)
+    if missing:
+        raise NotReady("; ".join(missing))
+    return {"status": "ready"}
 
 
 @router.get("/metrics")

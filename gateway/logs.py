@@ -32,6 +32,8 @@ def configure_logging(
     root.setLevel(level.upper())
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every look at the schema
     logging.getLogger("uvicorn.access").disabled = True  # the edge writes a better line
+    for chatty in ("alembic", "httpx"):  # a line for each probe of /readyz, each call out
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):
@@ -69,5 +71,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _quoted(value: object) -> str:
+    """The value, in quotes unless it is one printable word: a client must not forge a line."""
     text = str(value)
-    return json.dumps(text) if not text or any(c in text for c in ' "=\n') else text
+    plain = text.isprintable() and not any(c in text for c in ' "=')
+    return text if text and plain else json.dumps(text)

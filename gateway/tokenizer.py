@@ -22,7 +22,12 @@ class Tokenizer:
         file.no_padding()
         file.encode_special_tokens = True  # the library's name for "as the plain text they are"
         self._file = file
-        self._bytes = _bytes_by_id(file)
+        self._special = {
+            token.content: token_id
+            for token_id, token in file.get_added_tokens_decoder().items()
+            if token.special
+        }
+        self._bytes = _bytes_by_id(file, special=set(self._special.values()))
         self.longest_token_bytes = max(map(len, self._bytes.values()))
 
     @classmethod
@@ -37,11 +42,11 @@ class Tokenizer:
             decoder = json.loads(definition)["decoder"]
             file = TokenizerFile.from_str(definition)
         except Exception as error:  # the library raises no narrower class
-            raise ModelFolderError(path, f"the tokenizer cannot be read: {error}") from error
+            problem = f"the tokenizer cannot be read ({error})"
+            raise ModelFolderError(path, problem, cure="fetch the model again") from error
         if decoder is None or decoder["type"] != "ByteLevel":
-            raise ModelFolderError(
-                path, "the tokenizer is not byte-level BPE, the only kind served"
-            )
+            problem = "the tokenizer is not byte-level BPE, the only kind served yet"
+            raise ModelFolderError(path, problem, cure="choose another model")
         return cls(file)
 
     def encode(self, text: str) -> list[int]:
@@ -50,11 +55,8 @@ class Tokenizer:
         return ids
 
     def special_id(self, token: str) -> int:
-        """The id of a special token. Raises KeyError if the vocabulary lacks it."""
-        token_id: int | None = self._file.token_to_id(token)
-        if token_id is None:
-            raise KeyError(token)
-        return token_id
+        """The id of a special token. Raises KeyError if there is none of this name."""
+        return self._special[token]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these tokens; bytes that are not UTF-8 become replacement characters."""
@@ -84,10 +86,9 @@ class Detokenizer:
         return self._decoder.decode(b"", final=True)
 
 
-def _bytes_by_id(file: TokenizerFile) -> dict[int, bytes]:
+def _bytes_by_id(file: TokenizerFile, *, special: set[int]) -> dict[int, bytes]:
     """What each token stands for; a special token for nothing."""
     byte_of = _byte_by_character()
-    special = {i for i, token in file.get_added_tokens_decoder().items() if token.special}
     table = {}
     for token, token_id in file.get_vocab(with_added_tokens=True).items():
         if token_id in special:

@@ -26,6 +26,7 @@ ApiVersion = Literal["2023-06-01", "2026-10-21"]
 Role = Literal["user", "assistant", "system"]
 
 MAX_MESSAGES = 100_000  # the API's own limit
+MAX_TOP_K = 2**31 - 1  # larger than any vocabulary, and the engine link carries it
 MAX_STOP_SEQUENCES = 128  # each is looked for in every piece of output; nobody needs more
 
 _Body = TypeVar("_Body", bound="PromptRequest")
@@ -102,7 +103,38 @@ class TextBlock(Strict):
 class UnsupportedBlock(BaseModel):
     """A content block that the Messages API knows and this server does not support yet."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(frozen=True)
+
+    type: str
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Self:
+        raise PydanticCustomError(
+            "unsupported", "This server does not support {kind} blocks yet", {"kind": self.type}
+        )
+
+
+class ThinkingBlock(UnsupportedBlock):
+    """A thinking block passed back; the API takes no marker on it, and says so first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class RedactedThinkingBlock(UnsupportedBlock):
+    """A redacted thinking block passed back; see ThinkingBlock."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class OtherBlock(UnsupportedBlock):
+    """Every other kind; what it holds does not matter."""
 
     type: Literal[
         "image",
@@ -120,34 +152,9 @@ class UnsupportedBlock(BaseModel):
         "container_upload",
     ]
 
-    @model_validator(mode="after")
-    def _refuse(self) -> Self:
-        raise PydanticCustomError(
-            "unsupported", "This server does not support {kind} blocks yet", {"kind": self.type}
-        )
-
-
-class ThinkingBlock(UnsupportedBlock):
-    """A thinking block passed back; the API takes no marker on it, and says so first."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["thinking"]  # type: ignore[assignment]
-    thinking: str
-    signature: str
-
-
-class RedactedThinkingBlock(UnsupportedBlock):
-    """A redacted thinking block passed back; see ThinkingBlock."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["redacted_thinking"]  # type: ignore[assignment]
-    data: str
-
 
 ContentBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | UnsupportedBlock,
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | OtherBlock,
     Field(discriminator="type"),
 ]
 Content = Annotated[tuple[ContentBlock, ...], FailFast(), BeforeValidator(_as_blocks)]
@@ -216,7 +223,7 @@ class MessagesRequest(PromptRequest):
     ) = None
     temperature: Annotated[float | None, Field(ge=0, le=1), SAMPLING_FIELD] = None
     top_p: Annotated[float | None, Field(ge=0, le=1), SAMPLING_FIELD] = None
-    top_k: Annotated[int | None, Field(ge=0), SAMPLING_FIELD] = None
+    top_k: Annotated[int | None, Field(ge=0, le=MAX_TOP_K), SAMPLING_FIELD] = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     container: NotYet = None

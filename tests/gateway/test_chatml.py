@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 from transformers import PreTrainedTokenizerFast
 
 from gateway.chatml import ChatmlRenderer
@@ -87,6 +88,16 @@ def test_one_block_turns_render_as_the_models_own_template(
 
     assert alone.tokens == template_ids(reference, user)
     assert longer.tokens == template_ids(reference, system, user, answer, user)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(words=strategies.text(min_size=1).filter(lambda words: not words.isspace()))
+def test_any_text_renders_as_the_models_own_template(
+    renderer: ChatmlRenderer, reference: PreTrainedTokenizerFast, words: str
+) -> None:
+    alone = rendered(renderer, messages=[{"role": "user", "content": words}])
+
+    assert alone.tokens == template_ids(reference, {"role": "user", "content": words})
 
 
 def test_an_empty_system_block_replaces_the_default_system_turn(

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as TokenizerFile
+from tokenizers.models import Unigram
 
 from gateway.errors import ModelFolderError
 from gateway.tokenizer import Tokenizer
@@ -59,9 +60,24 @@ def test_the_pieces_of_nonsense_equal_the_whole_too(tokenizer: Tokenizer) -> Non
 
 
 def test_a_missing_or_damaged_tokenizer_is_refused_by_its_path(tmp_path: Path) -> None:
-    with pytest.raises(ModelFolderError, match=r"tokenizer\.json: the tokenizer cannot be read"):
+    refusal = r"tokenizer\.json: the tokenizer cannot be read .*: fetch the model again"
+    with pytest.raises(ModelFolderError, match=refusal):
         Tokenizer.load(tmp_path)
 
     (tmp_path / "tokenizer.json").write_text('{"decoder": null, "model": {}}')
-    with pytest.raises(ModelFolderError, match=r"tokenizer\.json: the tokenizer cannot be read"):
+    with pytest.raises(ModelFolderError, match=refusal):
+        Tokenizer.load(tmp_path)
+
+
+def test_only_a_special_token_has_a_special_id(tokenizer: Tokenizer) -> None:
+    assert tokenizer.special_id("<|im_end|>") == 2
+    with pytest.raises(KeyError):
+        tokenizer.special_id("Hello")
+
+
+def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
+    unigram = TokenizerFile(Unigram([("<unk>", 0.0)], 0, byte_fallback=False))
+    unigram.save(str(tmp_path / "tokenizer.json"))
+
+    with pytest.raises(ModelFolderError, match="is not byte-level BPE"):
         Tokenizer.load(tmp_path)
