@@ -16,9 +16,6 @@ from gateway.wire.request import MessagesRequest, read_body
 
 router = APIRouter()
 
-# How long a request waits for an engine that restarts, before it holds anything.
-ENGINE_WAIT_SECONDS = 10.0
-
 
 @router.post("/v1/messages", response_model=None)
 async def create_message(
@@ -32,7 +29,7 @@ async def create_message(
     started_at_ms = parts.now_ms()
     body = read_body(MessagesRequest, await read_bytes(request), version=version)
     intake = await take_in(body, catalog=parts.catalog)
-    engine = await parts.engine.ready(ENGINE_WAIT_SECONDS)
+    engine = await parts.engine.ready(parts.settings.engine_wait_seconds)
     order = place_order(
         body,
         intake,

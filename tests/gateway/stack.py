@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
-from fastapi import FastAPI
 
 from billing import customers, price_cards
 from billing.database import Database, migrate
@@ -26,7 +26,7 @@ from billing.holds import open_holds
 from billing.meters import Meter
 from engine.client import connect_engine
 from engine.config import EngineConfig
-from engine.plan import Runner
+from engine.plan import Plan
 from gateway.app import create_app
 from gateway.catalog import Catalog, ServedModel
 from gateway.ids import id_maker
@@ -49,6 +49,21 @@ RATES = {  # pico-USD a token: 2 USD a million in, 10 out
 }
 
 
+class Killed(BaseException):
+    """What a killed engine's thread ends with."""
+
+
+class MortalRunner(ScriptedRunner):
+    """A scripted runner whose next step may be the engine's last."""
+
+    killed = False
+
+    def execute(self, plan: Plan) -> list[int]:
+        if self.killed:
+            raise Killed
+        return super().execute(plan)
+
+
 def word_config(**changes: Any) -> EngineConfig:
     """Room for every conformance case at once."""
     limits: dict[str, Any] = {
@@ -69,18 +84,17 @@ class Stack:
     database: Database
     clock: Clock
     words: Words
-    runner: Any
+    runner: MortalRunner
     config: EngineConfig
     settings: Settings
     url: str = ""
-    app: FastAPI | None = None
-    loop: asyncio.AbstractEventLoop | None = None
     engine: RunningEngine | None = None
     key: str = ""
     admin_key: str = ""
     _keys: int = 0
     _started_ms: int = 0
     _engine_life: ExitStack = field(default_factory=ExitStack)
+    _gateway: "_Serving | None" = None
 
     def at(self, seconds: float) -> None:
         """Move both clocks to `seconds` after the start."""
@@ -93,17 +107,41 @@ class Stack:
 
     def start_engine(self) -> None:
         """Start the engine, or start it again on the same journal."""
-        info = {
-            "model_id": MODEL,
-            "stop_token_ids": (END_OF_TURN,),
-        }
+        self.runner.killed = False
+        info = {"model_id": MODEL, "stop_token_ids": (END_OF_TURN,)}
         self.engine = self._engine_life.enter_context(
             running_engine(self.runner, self.config, self.clock, self.folder, info=info)
         )
 
     def stop_engine(self) -> None:
-        """End the engine in the middle of whatever it does."""
+        """End the engine as SIGTERM would: it aborts what runs and closes its records."""
         self._engine_life.close()
+
+    def kill_engine(self) -> None:
+        """End the engine in the middle of its next step; its journal stays as it is."""
+        self.runner.killed = True
+        with pytest.raises(Killed):
+            self._engine_life.close()
+
+    def start_gateway(self, *, boot_id: str = "gw_one") -> None:
+        """Start a gateway process' worth, in a thread."""
+        self._gateway = _Serving(self, boot_id)
+        self._gateway.start()
+
+    def stop_gateway(self) -> None:
+        """End it as SIGTERM would, without time for those who run."""
+        assert self._gateway is not None
+        self._gateway.stop()
+
+    def kill_gateway(self) -> None:
+        """End it where it stands: nothing is settled."""
+        assert self._gateway is not None
+        self._gateway.kill()
+
+    def drain(self, seconds: float) -> None:
+        """Let the gateway drain, as its command does before it stops."""
+        assert self._gateway is not None
+        self._gateway.drain(seconds)
 
     def new_key(
         self, *, organization: str = "org_one", workspace: str | None = None, kind: Any = "customer"
@@ -204,7 +242,7 @@ def complete(body: dict[str, Any]) -> dict[str, Any]:
 def running_stack(
     folder: Path,
     *,
-    runner: Runner | None = None,
+    runner: MortalRunner | None = None,
     config: EngineConfig | None = None,
     database_url: str | None = None,
     settings: dict[str, Any] | None = None,
@@ -220,7 +258,7 @@ def running_stack(
         database=database,
         clock=clock,
         words=words,
-        runner=runner or ScriptedRunner(words.ids("one two three four five")),
+        runner=runner or MortalRunner(words.ids("one two three four five")),
         config=config or word_config(),
         settings=Settings(data_dir=folder, **(settings or {})),
         _started_ms=clock.now_ms,
@@ -228,53 +266,61 @@ def running_stack(
     try:
         _found(stack)
         stack.start_engine()
-        with running_gateway(stack):
+        stack.start_gateway()
+        try:
             yield stack
+        finally:
+            stack.runner.hurry()  # a test that failed may have left it waiting
+            stack.stop_gateway()
     finally:
         stack.stop_engine()
         database.close()
-
-
-@contextmanager
-def running_gateway(stack: Stack, *, boot_id: str = "gw_test") -> Iterator[None]:
-    """One gateway process' life, in a thread; two in a row are a gateway restarted."""
-    serving = _Serving(stack, boot_id)
-    thread = threading.Thread(target=serving.run, name="gateway", daemon=True)
-    thread.start()
-    assert serving.started.wait(PATIENCE_SECONDS), "The gateway did not start."
-    if serving.failure is not None:
-        raise serving.failure
-    try:
-        yield
-    finally:
-        serving.stop()
-        thread.join(PATIENCE_SECONDS)
-    assert not thread.is_alive(), "The gateway did not stop."
-    if serving.failure is not None:
-        raise serving.failure
 
 
 class _Serving:
     """The gateway's thread: its event loop, its engine link and its HTTP server."""
 
     def __init__(self, stack: Stack, boot_id: str) -> None:
-        self.started = threading.Event()
-        self.failure: BaseException | None = None
         self._stack = stack
         self._boot_id = boot_id
-        self._server: uvicorn.Server | None = None
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
 
-    def run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - the test's thread raises it
-            self.failure = error
-        finally:
-            self.started.set()
+    def start(self) -> None:
+        self._thread.start()
+        assert self._started.wait(PATIENCE_SECONDS), "The gateway did not start."
+        self._require_no_failure()
 
     def stop(self) -> None:
-        assert self._server is not None
         self._server.should_exit = True
+        self._join()
+
+    def kill(self) -> None:
+        self._loop.call_soon_threadsafe(self._serving.cancel)
+        self._join()
+
+    def drain(self, seconds: float) -> None:
+        draining = self._app.state.in_flight.drain(seconds)
+        asyncio.run_coroutine_threadsafe(draining, self._loop).result(PATIENCE_SECONDS)
+
+    def _join(self) -> None:
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive(), "The gateway did not stop."
+        self._require_no_failure()
+
+    def _require_no_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            with suppress(asyncio.CancelledError):
+                asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - the test's thread raises it
+            self._failure = error
+        finally:
+            self._started.set()
 
     async def _serve(self) -> None:
         stack = self._stack
@@ -291,10 +337,10 @@ class _Serving:
             now_ms=stack.now_ms,
             new_id=id_maker(stack.now_ms),
         )
-        stack.app = create_app(parts)
-        stack.loop = asyncio.get_running_loop()
+        self._app = create_app(parts)
+        self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
-            stack.app,
+            self._app,
             port=0,
             ws="none",
             log_config=None,
@@ -302,15 +348,16 @@ class _Serving:
             timeout_graceful_shutdown=5,
         )
         self._server = _Server(config, on_started=self._take_url)
+        self._serving = asyncio.create_task(self._server.serve())
         try:
-            await self._server.serve()
+            await self._serving
         finally:
             await engine.close()
 
     def _take_url(self, server: uvicorn.Server) -> None:
         port = server.servers[0].sockets[0].getsockname()[1]
         self._stack.url = f"http://127.0.0.1:{port}"
-        self.started.set()
+        self._started.set()
 
 
 class _Server(uvicorn.Server):
