@@ -2,15 +2,16 @@
 
 Two kinds of segment lie in one folder. `open-N.log` has the facts of requests in flight: admitted,
 committed, produced. `closed-N.log` has one final record a request, and is what lookups read. A kill
-loses nothing that was written; a power cut loses at most the last SYNC_MS. At the next start every
-request that is open and not closed gets its record: engine_lost, with the last facts written.
+loses nothing that was written; a power cut loses at most the last SYNC_SECONDS. At the next start
+every request that is open and not closed gets its record: engine_lost, with the last facts written.
 
 Closed records are kept until they fill KEPT_BYTES, about 200,000 requests; the oldest go first.
 """
 
 import fcntl
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from engine.segments import (
     segment_path,
     sync_folder,
 )
+from engine.syncing import Syncer
 from engine.wire import from_plain, to_plain
 
-SYNC_MS = 100
 SEGMENT_BYTES = 8 << 20
 KEPT_BYTES = 128 << 20
 _OFFSET_BITS = 40  # a line's place is one integer, segment number above offset: the index is large
@@ -38,27 +39,23 @@ class Journal:
     def __init__(
         self,
         folder: Path,
-        clock: Callable[[], int],
         *,
         segment_bytes: int = SEGMENT_BYTES,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        """Lock the folder and close what an earlier engine left open. Raises JournalError.
-
-        `clock` is monotonic, in milliseconds.
-        """
-        self._folder, self._clock = folder, clock
+        """Lock the folder and close what an earlier engine left open. Raises JournalError."""
+        self._folder = folder
         self._segment_bytes, self._kept_bytes = segment_bytes, kept_bytes
         self._places: dict[str, int] = {}  # closed requests, oldest first
         self._in_flight: dict[str, _InFlight] = {}
         self._produced: dict[str, int] = {}  # since the last flush
-        self._sync_due_ms: int | None = None
         self._lock = _locked(folder)
         try:
             self._recover()
         except BaseException:
             os.close(self._lock)
             raise
+        self._syncer = Syncer(self._sync)
 
     def admitted(self, record: EngineRecord) -> None:
         """A request was admitted: its facts and grants are final from here."""
@@ -90,19 +87,12 @@ class Journal:
             self._open.append({"produced": self._produced})
             self._produced = {}
         wrote_open, wrote_closed = self._open.write(), self._closed.write()
-        if (wrote_open or wrote_closed) and self._sync_due_ms is None:
-            self._sync_due_ms = self._clock() + SYNC_MS
-        if self._sync_due_ms is not None and self._clock() >= self._sync_due_ms:
-            self._sync()
+        if wrote_open or wrote_closed:
+            self._syncer.wrote()
         if self._closed.size >= self._segment_bytes:
             self._rotate_closed()
         if self._open.size >= self._segment_bytes:
             self._rotate_open()
-
-    @property
-    def sync_due_ms(self) -> int | None:
-        """When `flush` must be called again at the latest; None if all is synced."""
-        return self._sync_due_ms
 
     def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord]:
         """The closed records among these requests. Raises JournalError."""
@@ -118,14 +108,13 @@ class Journal:
         return request_id in self._places or request_id in self._in_flight
 
     def close(self) -> None:
-        """Write and sync everything and let another engine have the folder."""
-        try:
+        """Write and sync everything and let another engine have the folder. Raises JournalError."""
+        with ExitStack() as stack:
+            stack.callback(os.close, self._lock)
+            stack.callback(self._open.close)
+            stack.callback(self._closed.close)
+            stack.callback(self._syncer.close)
             self.flush()
-            self._sync()
-        finally:
-            self._open.close()
-            self._closed.close()
-            os.close(self._lock)
 
     def _recover(self) -> None:
         """Index the closed records, give every request left open one, then start afresh."""
@@ -138,8 +127,8 @@ class Journal:
         self._open = self._next_segment("open")
         for request in lost:
             self.finished(replace(request.record_now(), finish_reason="engine_lost"))
-        self.flush()
-        self._sync()
+        self._closed.write()
+        self._closed.sync()
         for number in stale:
             self._drop("open", number)
         self._drop_oldest()
@@ -162,19 +151,21 @@ class Journal:
         return [request for id_, request in requests.items() if id_ not in self._places]
 
     def _rotate_closed(self) -> None:
-        self._closed.sync()
-        self._closed.close()
-        self._closed = self._next_segment("closed")
+        with self._syncer.busy:
+            self._closed.sync()
+            self._closed.close()
+            self._closed = self._next_segment("closed")
         self._drop_oldest()
 
     def _rotate_open(self) -> None:
         """Carry what is in flight into a new segment; the old one has nothing more to say."""
-        old, self._open = self._open, self._next_segment("open")
-        for request in self._in_flight.values():
-            self._open.append({"admitted": to_plain(EngineRecord, request.record_now())})
-        self._open.write()
-        self._sync()
-        old.close()
+        with self._syncer.busy:
+            old, self._open = self._open, self._next_segment("open")
+            for request in self._in_flight.values():
+                self._open.append({"admitted": to_plain(EngineRecord, request.record_now())})
+            self._open.write()
+            self._sync()
+            old.close()
         self._drop("open", old.number)
 
     def _drop_oldest(self) -> None:
@@ -208,7 +199,6 @@ class Journal:
     def _sync(self) -> None:
         self._open.sync()
         self._closed.sync()
-        self._sync_due_ms = None
 
     def _record_at(self, place: int) -> EngineRecord:
         path = segment_path(self._folder, "closed", place >> _OFFSET_BITS)

@@ -28,7 +28,7 @@ from engine.server import EngineServer
 def serve(arguments: Arguments, clock: Callable[[], int]) -> None:
     """Serve until told to stop. `clock` is monotonic, in milliseconds. Raises EngineError."""
     journal_folder = arguments.data_dir / "engine" / "journal"
-    with closing(Journal(journal_folder, clock)) as journal, _pid_file(arguments.data_dir):
+    with closing(Journal(journal_folder)) as journal, _pid_file(arguments.data_dir):
         configure_threads()
         device = _device(arguments.device)
         dtype = choose_dtype(arguments.dtype, device=device, cpuinfo=read_cpuinfo())

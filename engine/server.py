@@ -106,8 +106,7 @@ class EngineServer:
     def _timeout_seconds(self) -> float | None:
         if self._core.has_work:
             return 0
-        due = (self._core.next_expiry_ms(), self._journal.sync_due_ms)
-        due_ms = min((at for at in due if at is not None), default=None)
+        due_ms = self._core.next_expiry_ms()
         return None if due_ms is None else max(0, due_ms - self._clock()) / 1000
 
     def _turn(self) -> None:
@@ -136,8 +135,8 @@ class EngineServer:
             connection, _ = self._listener.accept()
             tune(connection)
             link = Link(connection)
-            self._links.add(link)
             self._selector.register(connection, selectors.EVENT_READ, partial(self._io, link))
+            self._links.add(link)
             if len(self._links) > MAX_LINKS:
                 link.refuse(f"Too many links: {MAX_LINKS}")
 

@@ -63,7 +63,7 @@ def running_engine(
     Two runs on one `tmp_path` are one engine restarted: same journal, same default URL. `info`
     overrides fields of what the engine says it is.
     """
-    with closing(Journal(tmp_path / "journal", clock)) as journal:
+    with closing(Journal(tmp_path / "journal")) as journal:
         facts = engine_info(config, **(info or {}))
         core = EngineCore(config, runner, boot_id=facts.engine_boot_id, journal=journal)
         url = url or f"unix:{tmp_path / 'engine.sock'}"

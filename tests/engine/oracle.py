@@ -44,6 +44,7 @@ class OracleRunner:
         self.fails_next = False
         self.fault: AssertionError | None = None
         self.num_copies = 0
+        self.plans: list[Plan] = []
 
     def expect(self, request: GenerateRequest) -> None:
         """Learn what the slots of a request must hold."""
@@ -59,6 +60,10 @@ class OracleRunner:
             raise
 
     def _execute(self, plan: Plan) -> list[int]:
+        self.plans.append(plan)
+        sources = {copy.source for copy in plan.copies}
+        fresh = {copy.target for copy in plan.copies} | set(self._started_blocks(plan))
+        assert not sources & fresh, f"a copy's source is given away in its step: {sources & fresh}"
         for copy in plan.copies:
             self._copy(copy)
         for row in plan.rows:
@@ -93,6 +98,12 @@ class OracleRunner:
         # A fresh block starts poisoned: whatever its last user left must not be read.
         self.slots[copy.target] = held + [None] * (self.block_size - copy.num_slots)
         self.num_copies += 1
+
+    def _started_blocks(self, plan: Plan) -> Iterable[int]:
+        """The blocks that rows write from their first slot on."""
+        for row in plan.rows:
+            first = -(-row.start // self.block_size)
+            yield from row.block_table[first:].tolist()
 
     def _check(self, row: Row, stop: int, when: str) -> None:
         content = self.contents[row.request_id]

@@ -18,7 +18,8 @@ class ScriptedRunner:
     pace_seconds     how long a step takes that emits tokens
     first_seconds    how long a step takes that emits a request's first token
     fail_after       the step that would emit output token number `fail_after` (from 0) raises
-    gate             while it is clear, a step that would emit a first token waits
+    gate             while it is clear, a step that would emit a first token waits, and the whole
+                     engine with it; `at_gate` is set once it does
 
     Its KV cache holds the tokens themselves, so that a function sees the whole prompt, reused
     blocks included.
@@ -39,6 +40,7 @@ class ScriptedRunner:
         self.fail_after = fail_after
         self.gate = threading.Event()
         self.gate.set()
+        self.at_gate = threading.Event()
         self.num_steps = 0
         self._pause = threading.Event()
         self._block_size = block_size
@@ -56,7 +58,9 @@ class ScriptedRunner:
                 self._blocks[int(row.block_table[block])][slot] = token
         sampled = [row for row in plan.rows if row.samples]
         if any(row.output_index == 0 for row in sampled):
-            self.gate.wait()
+            if not self.gate.is_set():
+                self.at_gate.set()
+                self.gate.wait()
             self._pause.wait(self.first_seconds)
         if sampled:
             self._pause.wait(self.pace_seconds)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import JournalError
-from engine.journal import SYNC_MS, Journal
+from engine.journal import Journal
 from engine.protocol import EngineRecord, Grant
 from engine.segments import read_segment, segment_numbers, segment_path
 
@@ -42,25 +42,21 @@ def folder(tmp_path):
     return tmp_path / "journal"
 
 
-def open_journal(folder, now_ms=0, **limits):
-    return Journal(folder, lambda: now_ms, **limits)
-
-
 def test_a_finished_request_is_found_by_the_next_engine(folder):
-    journal = open_journal(folder)
+    journal = Journal(folder)
     journal.admitted(record("req_1"))
     end = record("req_1", output_tokens=5, finish_reason="max_tokens")
     journal.finished(end)
     journal.close()
 
-    journal = open_journal(folder)
+    journal = Journal(folder)
 
     assert journal.lookup(["req_1", "req_2"]) == {"req_1": end}
     journal.close()
 
 
 def test_a_request_left_open_is_closed_as_lost_with_its_last_facts(folder):
-    journal = open_journal(folder)
+    journal = Journal(folder)
     journal.admitted(record("req_1"))
     journal.committed("req_1", 32)
     journal.produced("req_1", 1)
@@ -70,7 +66,7 @@ def test_a_request_left_open_is_closed_as_lost_with_its_last_facts(folder):
     journal.produced("req_1", 9)  # never flushed, so never told
     killed(journal)
 
-    journal = open_journal(folder)
+    journal = Journal(folder)
 
     lost = journal.lookup(["req_1"])["req_1"]
     assert (lost.finish_reason, lost.output_tokens) == ("engine_lost", 3)
@@ -80,7 +76,7 @@ def test_a_request_left_open_is_closed_as_lost_with_its_last_facts(folder):
 
 
 def test_a_torn_last_line_is_no_line(folder):
-    journal = open_journal(folder)
+    journal = Journal(folder)
     journal.admitted(record("req_1"))
     journal.produced("req_1", 1)
     journal.flush()
@@ -95,13 +91,13 @@ def test_a_torn_last_line_is_no_line(folder):
         path.write_bytes(torn[:end])
         assert [data for _, data in read_segment(path)][-1] == {"produced": {"req_1": 1}}
 
-    journal = open_journal(folder)
+    journal = Journal(folder)
     assert journal.lookup(["req_1"])["req_1"].output_tokens == 1
     journal.close()
 
 
 def test_a_line_lost_in_the_middle_costs_only_itself(folder):
-    journal = open_journal(folder)
+    journal = Journal(folder)
     for number in range(3):
         journal.finished(record(f"req_{number}"))
     journal.close()
@@ -110,14 +106,14 @@ def test_a_line_lost_in_the_middle_costs_only_itself(folder):
     lines[1] = b"\0" * (len(lines[1]) - 1) + b"\n"
     path.write_bytes(b"".join(lines))
 
-    journal = open_journal(folder)
+    journal = Journal(folder)
 
     assert list(journal.lookup(["req_0", "req_1", "req_2"])) == ["req_0", "req_2"]
     journal.close()
 
 
 def test_what_is_in_flight_outlives_the_segment_it_began_in(folder):
-    journal = open_journal(folder, segment_bytes=2_000)
+    journal = Journal(folder, segment_bytes=2_000)
     journal.admitted(record("req_1"))
     journal.committed("req_1", 32)
     for output_tokens in range(1, 500):
@@ -126,7 +122,7 @@ def test_what_is_in_flight_outlives_the_segment_it_began_in(folder):
     killed(journal)
 
     assert len(segment_numbers(folder, "open")) == 1
-    journal = open_journal(folder)
+    journal = Journal(folder)
     lost = journal.lookup(["req_1"])["req_1"]
     assert lost.output_tokens == 499
     assert [grant.committed for grant in lost.grants] == [True, False]
@@ -134,7 +130,7 @@ def test_what_is_in_flight_outlives_the_segment_it_began_in(folder):
 
 
 def test_the_oldest_records_go_first_when_the_journal_is_full(folder):
-    journal = open_journal(folder, segment_bytes=2_000, kept_bytes=6_000)
+    journal = Journal(folder, segment_bytes=2_000, kept_bytes=6_000)
     ids = [f"req_{number}" for number in range(50)]
     for request_id in ids:
         journal.finished(record(request_id))
@@ -146,56 +142,54 @@ def test_the_oldest_records_go_first_when_the_journal_is_full(folder):
     assert kept == ids[-len(kept) :]
     assert [request_id in journal for request_id in ids] == [id_ in kept for id_ in ids]
     journal.close()
-    journal = open_journal(folder, segment_bytes=2_000, kept_bytes=6_000)
+    journal = Journal(folder, segment_bytes=2_000, kept_bytes=6_000)
     assert list(journal.lookup(ids)) == kept
     journal.close()
 
 
 def test_starts_that_serve_nothing_leave_no_files_behind(folder):
     for _ in range(5):
-        open_journal(folder).close()
+        Journal(folder).close()
 
     assert len(list(folder.iterdir())) == 3  # the lock, one segment of each kind
 
 
-def test_facts_are_synced_within_the_bound(folder):
-    now_ms = [0]
-    journal = Journal(folder, lambda: now_ms[0])
-    assert journal.sync_due_ms is None
-
+def test_a_sync_that_fails_stops_the_next_write(folder):
+    journal = Journal(folder)
+    unsyncable, other_end = os.pipe()
+    os.dup2(other_end, journal._open._fd)  # writing works, syncing does not
     journal.admitted(record("req_1"))
     journal.flush()
-    assert journal.sync_due_ms == SYNC_MS
+    journal._syncer._thread.join(timeout=10)
 
-    now_ms[0] = SYNC_MS - 1
-    journal.flush()
-    assert journal.sync_due_ms == SYNC_MS
+    journal.produced("req_1", 1)
+    with pytest.raises(JournalError, match="Cannot sync the journal"):
+        journal.flush()
 
-    now_ms[0] = SYNC_MS
-    journal.flush()
-    assert journal.sync_due_ms is None
-    journal.close()
+    killed(journal)
+    os.close(unsyncable)
+    os.close(other_end)
 
 
 def test_two_engines_cannot_share_a_journal(folder):
-    journal = open_journal(folder)
+    journal = Journal(folder)
 
     with pytest.raises(JournalError, match="Another engine is using the journal"):
-        open_journal(folder)
+        Journal(folder)
 
     journal.close()
-    open_journal(folder).close()
+    Journal(folder).close()
 
 
 def test_a_journal_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(JournalError, match="Cannot write the journal"):
-        open_journal(tmp_path / "file" / "journal")
+        Journal(tmp_path / "file" / "journal")
 
 
 def test_a_full_disk_is_an_error_not_a_lost_fact(folder):
-    journal = open_journal(folder)
+    journal = Journal(folder)
     journal.admitted(record("req_1"))
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, journal._open._fd)

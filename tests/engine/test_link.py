@@ -133,6 +133,20 @@ async def test_the_end_of_a_link_aborts_its_requests_and_closes_their_records(en
         assert (await watcher.stats())["num_requests_running"] == 0
 
 
+async def test_a_lookup_beside_the_end_of_a_link_finds_its_request_closed(engine, runner):
+    runner.gate.clear()
+    async with connected(engine) as watcher:
+        with raw_link(engine) as link:
+            link.sendall(encode_client(Submit(generate_request("req_1"))))
+            await asyncio.to_thread(runner.at_gate.wait, 10)
+        asking = asyncio.ensure_future(watcher.lookup(["req_1"]))
+        await asyncio.sleep(0)  # the question is sent; both now wait for the engine
+
+        runner.gate.set()
+
+        assert (await asking)["req_1"].finish_reason == "aborted"
+
+
 async def test_a_thrown_away_generation_is_aborted(engine, runner):
     runner.pace_seconds = 0.01
     async with connected(engine) as client:

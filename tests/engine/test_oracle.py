@@ -75,7 +75,7 @@ class Scenario:
         assert self.ends.keys() == self.requests.keys()
         self.bench.step(advance_ms=100_000)
         stats = self.bench.core.stats()
-        assert stats["steps_stalled_total"] == 0
+        assert stats["steps_stalled_total"] == 0, "a step with work to do did nothing"
         assert stats["kv_blocks_pinned"] == stats["kv_blocks_reserved"] == stats["leases_live"] == 0
         assert stats["kv_blocks_free"] + stats["kv_blocks_evictable"] == stats["kv_blocks_total"]
 
@@ -131,7 +131,7 @@ class Scenario:
     def take_admission(self, event: Admitted) -> None:
         request = self.requests[event.request_id]
         assert event.request_id not in self.admissions, "admitted twice"
-        assert 0 <= event.tokens_reused < request.num_prompt_tokens
+        assert 0 <= event.tokens_reused < request.num_prompt_tokens, "nothing left to compute"
         assert len(event.grants) == len(request.breakpoints)
         self.admissions[event.request_id] = event
         for grant in event.grants:
@@ -143,7 +143,7 @@ class Scenario:
     def take_end(self, event: Finished) -> None:
         request_id, record = event.request_id, event.record
         request, output = self.requests[request_id], self.output.get(event.request_id, [])
-        assert output == self.bench.runner.continuation(request, len(output))
+        assert output == self.bench.runner.continuation(request, len(output)), "wrong output"
         if record is None:
             assert event.reason in ("aborted", "finished")
             assert request_id not in self.admissions

@@ -7,18 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.gateway.stack import Stack
-from tests.gateway.words import words
-
+from tests.gateway.talk import Split, assistant, hundreds, text, user
 from tests.sdk.versions import OLD, SdkError
-from tests.system.conversation import (
-    AUTOMATIC,
-    Conversation,
-    Usage,
-    assistant,
-    hundreds,
-    text,
-    user,
-)
+from tests.system.conversation import AUTOMATIC, Conversation
 
 
 def test_m01_the_second_request_reads_what_the_first_wrote(
@@ -26,12 +17,12 @@ def test_m01_the_second_request_reads_what_the_first_wrote(
 ) -> None:
     system = [text(2000, "s", ttl="5m")]
 
-    first = talk.usage(system=system, messages=[user(words(20, "u"))])
+    first = talk.split(system=system, messages=[user(text(20, "u"))])
     stack.at(10)
-    second = talk.usage(system=system, messages=[user(words(30, "v"))])
+    second = talk.split(system=system, messages=[user(text(30, "v"))])
 
-    assert first == Usage(w5=2000, input=20)
-    assert second == Usage(read=2000, input=30)
+    assert first == Split(w5=2000, input=20)
+    assert second == Split(read=2000, input=30)
     assert first.base_input_twentieths == 20 * 2520
     assert second.base_input_twentieths == 20 * 230
 
@@ -40,63 +31,63 @@ def test_m01_the_second_request_reads_what_the_first_wrote(
 def test_m02_an_entry_lives_from_the_start_of_its_request(
     stack: Stack, talk: Conversation, later: int, hit: bool
 ) -> None:
-    body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(words(20, "u"))]}
+    body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(text(20, "u"))]}
 
     stack.runner.gate.clear()
     with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(talk.usage, **body)
+        first = threads.submit(talk.split, **body)
         stack.wait_until(lambda: stack.runner.num_steps > 0)
         stack.at(240)
         stack.runner.gate.set()
-        assert first.result() == Usage(w5=2000, input=20)
+        assert first.result() == Split(w5=2000, input=20)
     stack.at(later)
 
-    assert talk.usage(**body) == (Usage(read=2000, input=20) if hit else Usage(w5=2000, input=20))
+    assert talk.split(**body) == (Split(read=2000, input=20) if hit else Split(w5=2000, input=20))
 
 
 def test_m03_each_read_starts_the_time_to_live_again(stack: Stack, talk: Conversation) -> None:
-    body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(words(20, "u"))]}
+    body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(text(20, "u"))]}
 
     split = []
     for seconds in (0, 240, 480, 720):
         stack.at(seconds)
-        split.append(talk.usage(**body))
+        split.append(talk.split(**body))
 
-    assert split == [Usage(w5=2000, input=20), *[Usage(read=2000, input=20)] * 3]
+    assert split == [Split(w5=2000, input=20), *[Split(read=2000, input=20)] * 3]
 
 
 def test_m04_a_short_prefix_is_neither_written_nor_an_error(talk: Conversation) -> None:
-    short = {"system": [text(511, "s", ttl="5m")], "messages": [user(words(5, "u"))]}
-    long = {"system": [text(512, "s", ttl="5m")], "messages": [user(words(5, "u"))]}
+    short = {"system": [text(511, "s", ttl="5m")], "messages": [user(text(5, "u"))]}
+    long = {"system": [text(512, "s", ttl="5m")], "messages": [user(text(5, "u"))]}
 
-    assert [talk.usage(**short), talk.usage(**short)] == [Usage(input=516)] * 2
-    assert talk.usage(**long) == Usage(w5=512, input=5)
-    assert talk.usage(**long) == Usage(read=512, input=5)
+    assert [talk.split(**short), talk.split(**short)] == [Split(input=516)] * 2
+    assert talk.split(**long) == Split(w5=512, input=5)
+    assert talk.split(**long) == Split(read=512, input=5)
 
 
 @pytest.mark.parametrize(
-    ("blocks", "expected"), [(34, Usage(read=1500, w5=1900)), (35, Usage(w5=3500))]
+    ("blocks", "expected"), [(34, Split(read=1500, w5=1900)), (35, Split(w5=3500))]
 )
 def test_m05_a_lookup_goes_back_twenty_positions(
-    stack: Stack, talk: Conversation, blocks: int, expected: Usage
+    stack: Stack, talk: Conversation, blocks: int, expected: Split
 ) -> None:
-    assert talk.usage(messages=[hundreds(10, marked=[10])]) == Usage(w5=1000)
+    assert talk.split(messages=[hundreds(10, marked=[10])]) == Split(w5=1000)
     stack.at(1)
-    assert talk.usage(messages=[hundreds(15, marked=[15])]) == Usage(read=1000, w5=500)
+    assert talk.split(messages=[hundreds(15, marked=[15])]) == Split(read=1000, w5=500)
     stack.at(2)
 
-    assert talk.usage(messages=[hundreds(blocks, marked=[blocks])]) == expected
+    assert talk.split(messages=[hundreds(blocks, marked=[blocks])]) == expected
 
 
 def test_m06_an_earlier_marker_opens_a_second_window(stack: Stack, talk: Conversation) -> None:
-    talk.usage(messages=[hundreds(10, marked=[10])])
+    talk.split(messages=[hundreds(10, marked=[10])])
     stack.at(1)
-    talk.usage(messages=[hundreds(15, marked=[15])])
+    talk.split(messages=[hundreds(15, marked=[15])])
     stack.at(2)
 
-    last = talk.usage(messages=[hundreds(35, marked=[15, 35])])
+    last = talk.split(messages=[hundreds(35, marked=[15, 35])])
 
-    assert last == Usage(read=1500, w5=2000)
+    assert last == Split(read=1500, w5=2000)
 
 
 def test_m08_a_long_life_after_a_short_one_is_refused(talk: Conversation) -> None:
@@ -111,7 +102,7 @@ def test_m08_a_long_life_after_a_short_one_is_refused(talk: Conversation) -> Non
     assert "a ttl='1h' cache_control block must not come after a ttl='5m'" in refused.value.message
 
     with pytest.raises(SdkError, match=r"system\.1\.cache_control\.ttl"):
-        talk.create(system=[*system, text(600, "t", ttl="1h")], messages=[user("hello")])
+        talk.create(system=[*system, text(600, "t", ttl="1h")], messages=[user(text("hello"))])
 
 
 def test_m09_five_markers_are_one_too_many(talk: Conversation) -> None:
@@ -128,28 +119,28 @@ def test_m09_five_markers_are_one_too_many(talk: Conversation) -> None:
 def test_m10_automatic_caching_follows_the_conversation(stack: Stack, talk: Conversation) -> None:
     system = [text(1500, "s")]
     turns = [
-        [user(words(50, "u"))],
-        [assistant(words(120, "a")), user(words(60, "v"))],
-        [assistant(words(200, "b")), user(words(10, "w"))],
+        [user(text(50, "u"))],
+        [assistant(text(120, "a")), user(text(60, "v"))],
+        [assistant(text(200, "b")), user(text(10, "w"))],
     ]
 
     split, messages = [], []
     for seconds, turn in enumerate(turns):
         stack.at(seconds)
         messages += turn
-        split.append(talk.usage(cache_control=AUTOMATIC, system=system, messages=messages))
+        split.append(talk.split(cache_control=AUTOMATIC, system=system, messages=messages))
 
     assert split == [
-        Usage(w5=1550),
-        Usage(read=1550, w5=180),
-        Usage(read=1730, w5=210),
+        Split(w5=1550),
+        Split(read=1550, w5=180),
+        Split(read=1730, w5=210),
     ]
 
 
 def test_m11_the_automatic_marker_joins_an_equal_one(talk: Conversation) -> None:
     blocks = [text(300, f"t{i}.", ttl="5m") for i in range(4)]
 
-    assert talk.usage(cache_control=AUTOMATIC, messages=[user(*blocks)]) == Usage(w5=1200)
+    assert talk.split(cache_control=AUTOMATIC, messages=[user(*blocks)]) == Split(w5=1200)
 
     with pytest.raises(SdkError) as refused:
         talk.create(cache_control=AUTOMATIC, messages=[user(text(600, "u", ttl="1h"))])
@@ -157,42 +148,42 @@ def test_m11_the_automatic_marker_joins_an_equal_one(talk: Conversation) -> None
 
 
 def test_m13_without_a_marker_nothing_is_claimed(talk: Conversation) -> None:
-    body = {"messages": [user(words(3000, "u"))]}
+    body = {"messages": [user(text(3000, "u"))]}
 
-    assert [talk.usage(**body), talk.usage(**body)] == [Usage(input=3000)] * 2
+    assert [talk.split(**body), talk.split(**body)] == [Split(input=3000)] * 2
 
 
 def test_m15_no_workspace_reads_what_another_wrote(stack: Stack, talk: Conversation) -> None:
-    body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(words(20, "u"))]}
+    body = {"system": [text(2000, "s", ttl="5m")], "messages": [user(text(20, "u"))]}
     same_organization = talk.with_key(stack.new_workspace(workspace="wrk_two"))
     other_organization = talk.with_key(stack.new_organization("org_two"))
 
-    split = [t.usage(**body) for t in (talk, same_organization, other_organization)]
+    split = [t.split(**body) for t in (talk, same_organization, other_organization)]
 
-    assert split == [Usage(w5=2000, input=20)] * 3
-    assert same_organization.usage(**body) == Usage(read=2000, input=20)
+    assert split == [Split(w5=2000, input=20)] * 3
+    assert same_organization.split(**body) == Split(read=2000, input=20)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["to_param", "string"])
 def test_m16_an_answer_sent_back_is_the_same_prefix(talk: Conversation, plain: bool) -> None:
     if talk.sdk.version == OLD:
         return  # its messages have no to_param()
-    first = talk.create(cache_control=AUTOMATIC, messages=[user(words(600, "u"))])
+    first = talk.create(cache_control=AUTOMATIC, messages=[user(text(600, "u"))])
     answer = first["param"]
     if plain:
         answer = {"role": "assistant", "content": first["message"]["content"][0]["text"]}
 
-    second = talk.usage(
+    second = talk.split(
         cache_control=AUTOMATIC,
-        messages=[user(words(600, "u")), answer, user(words(20, "v"))],
+        messages=[user(text(600, "u")), answer, user(text(20, "v"))],
     )
 
-    assert second == Usage(read=600, w5=25)
+    assert second == Split(read=600, w5=25)
 
 
 def test_m17_zero_output_tokens_warm_the_cache(talk: Conversation) -> None:
     system = [text(800, "s", ttl="5m")]
-    body = {"system": system, "messages": [user("warmup")], "max_tokens": 0}
+    body = {"system": system, "messages": [user(text("warmup"))], "max_tokens": 0}
 
     message = talk.create(**body)["message"]
 
@@ -201,7 +192,7 @@ def test_m17_zero_output_tokens_warm_the_cache(talk: Conversation) -> None:
     assert message["usage"]["output_tokens"] == 0
     assert message["usage"]["cache_creation_input_tokens"] == 800
     assert message["usage"]["input_tokens"] == 1
-    assert talk.usage(system=system, messages=[user(words(9, "u"))]) == Usage(read=800, input=9)
+    assert talk.split(system=system, messages=[user(text(9, "u"))]) == Split(read=800, input=9)
     for variant in (
         {"stream": True},
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
@@ -218,12 +209,12 @@ def test_m19_a_marker_in_a_wrong_place_is_refused(talk: Conversation) -> None:
     thinking = {"type": "thinking", "thinking": "hm", "signature": "s", **marker}
     faults = {
         "thinking.cache_control: Extra inputs are not permitted": [
-            user("a"), {"role": "assistant", "content": [thinking]}, user("b")
+            user(text("a")), {"role": "assistant", "content": [thinking]}, user(text("b"))
         ],
         "cache_control cannot be set for empty text blocks": [
             user({"type": "text", "text": "", **marker}, "a")
         ],
-        "messages.0.cache_control: Extra inputs are not permitted": [user("a") | marker],
+        "messages.0.cache_control: Extra inputs are not permitted": [user(text("a")) | marker],
         "messages.0.content.0.text.cache_control.ttl": [user(text(5, ttl="2h"))],
     }  # fmt: skip
 
@@ -241,9 +232,9 @@ def test_m20_a_changing_marked_block_is_written_every_time(
     for seconds in range(3):
         stack.at(seconds)
         stamped = text(10, f"time{seconds}.", ttl="5m")
-        split.append(talk.usage(messages=[user(text(1500, "stable"), stamped)]))
+        split.append(talk.split(messages=[user(text(1500, "stable"), stamped)]))
 
-    assert split == [Usage(w5=1510)] * 3
+    assert split == [Split(w5=1510)] * 3
 
 
 def test_m21_more_markers_cost_the_same(stack: Stack, talk: Conversation) -> None:
@@ -251,4 +242,4 @@ def test_m21_more_markers_cost_the_same(stack: Stack, talk: Conversation) -> Non
     four = [hundreds(24, marked=[6, 12, 18, 24])]
     other = talk.with_key(stack.new_organization("org_two"))
 
-    assert talk.usage(messages=one) == other.usage(messages=four) == Usage(w5=2400)
+    assert talk.split(messages=one) == other.split(messages=four) == Split(w5=2400)

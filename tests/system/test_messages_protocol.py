@@ -4,22 +4,12 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway.stack import Stack
-from tests.gateway.words import words
-
+from tests.gateway.stack import MODEL, Stack
+from tests.gateway.talk import assistant, hundreds, split_of_usage, text, user
 from tests.sdk.versions import SdkError
-from tests.system.conversation import (
-    AUTOMATIC,
-    MODEL,
-    Conversation,
-    assistant,
-    hundreds,
-    read_usage,
-    text,
-    user,
-)
+from tests.system.conversation import AUTOMATIC, Conversation
 
-BODY: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": [user("hello there")]}
+BODY: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": [user(text("hello there"))]}
 VERSION = {"anthropic-version": "2023-06-01"}
 
 
@@ -120,17 +110,17 @@ def test_m33_a_body_over_32_mb_is_too_large(stack: Stack, talk: Conversation) ->
 
 
 BODIES: dict[str, dict[str, Any]] = {
-    "m01": {"system": [text(2000, "s", ttl="5m")], "messages": [user(words(20, "u"))]},
-    "m04 short": {"system": [text(511, "s", ttl="5m")], "messages": [user(words(5, "u"))]},
+    "m01": {"system": [text(2000, "s", ttl="5m")], "messages": [user(text(20, "u"))]},
+    "m04 short": {"system": [text(511, "s", ttl="5m")], "messages": [user(text(5, "u"))]},
     "m05": {"messages": [hundreds(15, marked=[15])]},
     "m06": {"messages": [hundreds(35, marked=[15, 35])]},
     "m10": {
         "cache_control": AUTOMATIC,
         "system": [text(1500, "s")],
-        "messages": [user(words(50, "u")), assistant(words(120, "a")), user(words(60, "v"))],
+        "messages": [user(text(50, "u")), assistant(text(120, "a")), user(text(60, "v"))],
     },
-    "m13": {"messages": [user(words(3000, "u"))]},
-    "m17": {"system": [text(800, "s", ttl="1h")], "messages": [user("warmup")], "max_tokens": 0},
+    "m13": {"messages": [user(text(3000, "u"))]},
+    "m17": {"system": [text(800, "s", ttl="1h")], "messages": [user(text("warmup"))], "max_tokens": 0},
     "m20": {"messages": [user(text(1500, "stable"), text(10, "time", ttl="5m"))]},
 }
 
@@ -142,8 +132,8 @@ def test_m34_counting_tells_what_the_request_will_be_billed(talk: Conversation, 
     counted = talk.count(**body)
     cold, warm = talk.create(**body), talk.create(**body)
 
-    assert read_usage(cold["message"]["usage"]).prompt == counted
-    assert read_usage(warm["message"]["usage"]).prompt == counted
+    assert split_of_usage(cold["message"]["usage"]).prompt == counted
+    assert split_of_usage(warm["message"]["usage"]).prompt == counted
 
 
 def test_m35_null_is_as_good_as_absent(stack: Stack, talk: Conversation) -> None:

@@ -2,16 +2,16 @@
 
 import pytest
 
-from tests.gateway.stack import Stack
-from tests.gateway.words import words
+from tests.gateway.stack import MODEL, Stack
+from tests.gateway.talk import Split, split_of_usage, text, user
 from tests.sdk.versions import SdkError
-from tests.system.conversation import MODEL, Conversation, Usage, read_usage, text, user
+from tests.system.conversation import Conversation
 
 
 def test_m22_a_stream_tells_what_a_message_tells(stack: Stack, talk: Conversation) -> None:
     system = [text(2000, "s", ttl="5m")]
-    talk.usage(system=system, messages=[user(words(20, "u"))])
-    body = {"model": MODEL, "max_tokens": 5, "system": system, "messages": [user(words(30, "v"))]}
+    talk.split(system=system, messages=[user(text(20, "u"))])
+    body = {"model": MODEL, "max_tokens": 5, "system": system, "messages": [user(text(30, "v"))]}
 
     events = talk.call("events", **body)["events"]
     assembled = talk.call("stream", **body)["message"]
@@ -27,7 +27,7 @@ def test_m22_a_stream_tells_what_a_message_tells(stack: Stack, talk: Conversatio
     ]
     start = events[0]["message"]
     end = next(event for event in events if event["type"] == "message_delta")
-    assert read_usage(start["usage"]) == Usage(read=2000, input=30)
+    assert split_of_usage(start["usage"]) == Split(read=2000, input=30)
     for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
         assert start["usage"][name] == end["usage"][name]
     assert end["usage"]["output_tokens"] == 5
@@ -39,7 +39,7 @@ def test_m23_an_engine_that_fails_ends_the_stream_with_an_error(
     stack: Stack, talk: Conversation
 ) -> None:
     stack.runner.fail_after = 3
-    body = {"model": MODEL, "max_tokens": 9, "messages": [user("hello")]}
+    body = {"model": MODEL, "max_tokens": 9, "messages": [user(text("hello"))]}
 
     with pytest.raises(SdkError) as failed:
         talk.call("stream", **body)
@@ -91,7 +91,7 @@ def test_m25_a_client_that_leaves_pays_for_what_was_produced(
         model=MODEL,
         max_tokens=5000,
         system=system,
-        messages=[user(words(20, "u"))],
+        messages=[user(text(20, "u"))],
         close_after=2,
     )
     request_id = left["headers"]["request-id"]
@@ -101,9 +101,9 @@ def test_m25_a_client_that_leaves_pays_for_what_was_produced(
     assert record["status"] == "aborted"
     assert 2 <= record["usage"]["output_tokens"] < 200
     assert record["usage"]["output_tokens"] == record["engine"]["output_tokens"]
-    assert read_usage(record["usage"]) == Usage(w5=1000, input=20)
+    assert split_of_usage(record["usage"]) == Split(w5=1000, input=20)
     stack.runner.pace_seconds = 0
-    assert talk.usage(system=system, messages=[user("again")]) == Usage(read=1000, input=1)
+    assert talk.split(system=system, messages=[user(text("again"))]) == Split(read=1000, input=1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -114,7 +114,7 @@ def test_m26_a_stop_string_ends_the_answer_and_is_not_shown(
 
     call = "stream" if stream else "create"
     message = talk.call(
-        call, model=MODEL, max_tokens=9, stop_sequences=["END"], messages=[user("hello")]
+        call, model=MODEL, max_tokens=9, stop_sequences=["END"], messages=[user(text("hello"))]
     )["message"]
 
     assert message["content"][0]["text"] == "a b "

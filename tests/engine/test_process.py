@@ -1,0 +1,89 @@
+import signal
+import subprocess
+import sys
+from contextlib import closing, contextmanager
+
+import pytest
+
+from engine.client import Finished, Tokens, connect_engine
+from engine.journal import Journal
+from tests.engine.harness import generate_request
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+def command(model, data_dir, *flags):
+    small = ["--dtype", "float32", "--kv-cache-memory", "8000000"]
+    module = [sys.executable, "-m", "engine"]
+    return [*module, "--model", str(model), "--data-dir", str(data_dir), *small, *flags]
+
+
+@contextmanager
+def engine_process(model, data_dir, *flags):
+    """A real engine that has said that it is ready; it must say nothing on stderr."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command(model, data_dir, *flags), text=True, **pipes) as process:
+        try:
+            first = process.stdout.readline()
+            assert first.startswith("engine ready: unix:"), first + process.stderr.read()
+            yield process
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+async def test_an_engine_runs_until_its_stdin_closes_and_ends_in_order(tiny_folder, tmp_path):
+    with engine_process(tiny_folder, tmp_path, "--until-stdin-closes") as process:
+        pid_file = tmp_path / "run" / "engine.pid"
+        assert pid_file.read_text() == f"{process.pid}\n"
+        client = connect_engine(f"unix:{tmp_path / 'run' / 'engine.sock'}")
+        info = await client.ready(10)
+        assert (info.model_id, info.dtype, info.device) == ("tiny", "float32", "cpu")
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        generation = client.generate(generate_request("req_1", max_tokens=4_000))
+        events = []
+
+        async for event in generation:
+            events.append(event)
+            if isinstance(event, Tokens) and not process.stdin.closed:
+                process.stdin.close()
+
+        assert isinstance(events[-1], Finished)
+        assert events[-1].reason == "aborted"
+        await client.close()
+        assert process.wait(timeout=15) == 0
+        assert not pid_file.exists()
+    with closing(Journal(tmp_path / "engine" / "journal")) as journal:
+        assert journal.lookup(["req_1"]) == {"req_1": events[-1].record}
+
+
+def test_a_second_engine_on_the_same_data_is_refused_and_a_signal_ends_the_first(
+    tiny_folder, tmp_path
+):
+    with engine_process(tiny_folder, tmp_path) as process:
+        second = subprocess.run(
+            command(tiny_folder, tmp_path), capture_output=True, text=True, timeout=60, check=False
+        )
+        assert second.returncode == 1
+        assert second.stderr.startswith("kvmeter engine: Another engine is using the journal")
+        assert second.stderr.count("\n") == 1
+        assert (tmp_path / "run" / "engine.pid").read_text() == f"{process.pid}\n"
+
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(timeout=15) == 0
+
+
+def test_a_folder_without_a_model_is_one_sentence(tmp_path):
+    done = subprocess.run(
+        command(tmp_path, tmp_path), capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("kvmeter engine: ")
+    assert done.stderr.count("\n") == 1
+    assert "config.json" in done.stderr
