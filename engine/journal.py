@@ -86,8 +86,9 @@ class Journal:
         if self._produced:
             self._open.append({"produced": self._produced})
             self._produced = {}
-        wrote_open, wrote_closed = self._open.write(), self._closed.write()
-        if wrote_open or wrote_closed:
+        # Closed first: an end outweighs all that was noted on the way to it.
+        wrote_closed, wrote_open = self._closed.write(), self._open.write()
+        if wrote_closed or wrote_open:
             self._syncer.wrote()
         if self._closed.size >= self._segment_bytes:
             self._rotate_closed()

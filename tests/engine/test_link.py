@@ -101,6 +101,20 @@ async def test_a_request_runs_from_submit_to_its_last_event(engine):
         assert await client.lookup(["req_1", "req_2"]) == {"req_1": record}
 
 
+async def test_a_script_sees_the_whole_prompt_reused_blocks_included(engine, runner):
+    runner.script = lambda prompt: [len(prompt) // 4, prompt[-4]]
+    marks = (Breakpoint(37, ttl_ms=1_000, write=True),)
+
+    async with connected(engine) as client:
+        for request_id in ("req_1", "req_2"):
+            request = generate_request(request_id, 40, max_tokens=2, breakpoints=marks)
+            events = await events_of(client.generate(request))
+            output = [id_ for event in events if isinstance(event, Tokens) for id_ in event.ids]
+            assert output == [40, 139]
+
+        assert events[-1].record.tokens_reused_gift == 37
+
+
 async def test_requests_of_two_links_run_together(engine):
     async with connected(engine) as one, connected(engine) as other:
         assert one.info == other.info == engine.info
