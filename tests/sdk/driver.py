@@ -18,10 +18,15 @@ Job = dict[str, Any]
 def create(client: anthropic.Anthropic, arguments: Job) -> Job:
     raw = client.messages.with_raw_response.create(**arguments)
     message = raw.parse()
-    answer = {"message": message.to_dict(), "headers": dict(raw.headers)}
-    if hasattr(message, "to_param"):
-        answer["param"] = message.to_param()
-    return answer
+    return {"message": message.to_dict(), "headers": dict(raw.headers)}
+
+
+def round_trip(client: anthropic.Anthropic, arguments: Job) -> Job:
+    """Ask, then send the SDK's own form of the answer back with one more message, `then`."""
+    then = arguments.pop("then")
+    first = client.messages.create(**arguments)
+    messages = [*arguments.pop("messages"), first.to_param(), then]
+    return create(client, {**arguments, "messages": messages})
 
 
 def stream(client: anthropic.Anthropic, arguments: Job) -> Job:
@@ -59,7 +64,7 @@ def retrieve_model(client: anthropic.Anthropic, arguments: Job) -> Job:
 
 CALLS: dict[str, Callable[[anthropic.Anthropic, Job], Job]] = {
     call.__name__: call
-    for call in (create, stream, events, count_tokens, list_models, retrieve_model)
+    for call in (create, round_trip, stream, events, count_tokens, list_models, retrieve_model)
 }
 
 
@@ -90,7 +95,7 @@ def _body_type(body: object) -> str | None:
 def main() -> None:
     warnings.simplefilter("ignore")  # a model id that the SDK calls deprecated is not our business
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(answer(json.loads(line)), default=str) + "\n")
+        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
         sys.stdout.flush()
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from tests.gateway.stack import MODEL, Stack
 from tests.gateway.talk import assistant, hundreds, split_of_usage, text, user
 from tests.sdk.versions import SdkError
@@ -120,7 +121,11 @@ BODIES: dict[str, dict[str, Any]] = {
         "messages": [user(text(50, "u")), assistant(text(120, "a")), user(text(60, "v"))],
     },
     "m13": {"messages": [user(text(3000, "u"))]},
-    "m17": {"system": [text(800, "s", ttl="1h")], "messages": [user(text("warmup"))], "max_tokens": 0},
+    "m17": {
+        "system": [text(800, "s", ttl="1h")],
+        "messages": [user(text("warmup"))],
+        "max_tokens": 0,
+    },
     "m20": {"messages": [user(text(1500, "stable"), text(10, "time", ttl="5m"))]},
 }
 

@@ -63,7 +63,7 @@ def test_m24_silence_before_the_first_token_is_filled_with_pings(
         "max_tokens": 5,
         "stream": True,
         # The breakpoint cuts the prompt in two steps: admission comes before the silence.
-        "messages": [user(text(600, "u", ttl="5m"), "hello")],
+        "messages": [user(text(600, "u", ttl="5m"), text("hello"))],
     }
     stack.runner.gate.clear()
 
