@@ -11,9 +11,9 @@ from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from billing.errors import DatabaseUrlError
+from billing.errors import DatabaseUnreachable, DatabaseUrlError
 from billing.manifest import require_manifest
 from billing.schema import one_migrator, require_head, upgrade
 from billing.writer import Writer
@@ -67,8 +67,9 @@ class Database:
     def require_migrated(self) -> None:
         """Refuse a database whose schema is not the one this code was written for.
 
-        Raises DatabaseNotMigrated or SchemaDamaged.
+        Raises DatabaseUnreachable, DatabaseNotMigrated or SchemaDamaged.
         """
+        _require_reachable(self._reading)
         self.read_now(require_head)
         self.read_now(require_manifest)
 
@@ -80,14 +81,18 @@ class Database:
 
 
 def migrate(url: str) -> None:
-    """Bring the database to the newest schema; two processes may do this at once."""
+    """Bring the database to the newest schema; several processes may do this at once.
+
+    Raises DatabaseUrlError or DatabaseUnreachable.
+    """
     parsed = database_url(url)
-    lock = one_migrator(str(parsed.database)) if is_sqlite(parsed) else nullcontext()
     engine = writing_engine(parsed)
     try:
-        with lock, engine.begin() as conn:
-            upgrade(conn)
-            require_manifest(conn)
+        with one_migrator(str(parsed.database)) if is_sqlite(parsed) else nullcontext():
+            _require_reachable(engine)
+            with engine.begin() as conn:
+                upgrade(conn)
+                require_manifest(conn)
     finally:
         engine.dispose()
 
@@ -149,6 +154,15 @@ def reading_engine(url: URL) -> Engine:
         isolation_level="REPEATABLE READ",
         execution_options={"postgresql_readonly": True},
     )
+
+
+def _require_reachable(engine: Engine) -> None:
+    try:
+        engine.connect().close()
+    except DBAPIError as error:
+        url = engine.url.render_as_string(hide_password=True)
+        problem = str(error.orig).strip().partition("\n")[0]
+        raise DatabaseUnreachable(url, problem) from error
 
 
 def _tune_sqlite(engine: Engine, *, begin: str, pragmas: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 
 from billing import accounts as names
 from billing import entries
-from billing.errors import HoldNotFound, InsufficientBalance, UnknownOrganization
+from billing.errors import InsufficientBalance, UnknownOrganization
 from billing.facts import dump, load_writes
 from billing.meters import TtlClass, WritePoint
 from billing.tables import accounts, holds, organizations
@@ -55,25 +55,26 @@ def open_hold(
     """
     account_id = _reserve(conn, hold)
     conn.execute(
-        insert(holds).values(
-            request_id=hold.request_id,
-            organization_id=hold.organization_id,
-            workspace_id=hold.workspace_id,
-            key_id=hold.key_id,
-            account_id=account_id,
-            requested_model=hold.requested_model,
-            model_id=hold.model_id,
-            price_card_id=hold.price_card_id,
-            total_tokens=hold.total_tokens,
-            read_tokens=hold.read_tokens,
-            max_tokens=hold.max_tokens,
-            writes=dump(hold.writes),
-            stream=int(hold.stream),
-            amount_nanos=hold.amount_nanos,
-            owner_boot_id=hold.owner_boot_id,
-            state="open",
-            started_at_ms=hold.started_at_ms,
-        )
+        insert(holds),
+        {
+            "request_id": hold.request_id,
+            "organization_id": hold.organization_id,
+            "workspace_id": hold.workspace_id,
+            "key_id": hold.key_id,
+            "account_id": account_id,
+            "requested_model": hold.requested_model,
+            "model_id": hold.model_id,
+            "price_card_id": hold.price_card_id,
+            "total_tokens": hold.total_tokens,
+            "read_tokens": hold.read_tokens,
+            "max_tokens": hold.max_tokens,
+            "writes": dump(hold.writes),
+            "stream": int(hold.stream),
+            "amount_nanos": hold.amount_nanos,
+            "owner_boot_id": hold.owner_boot_id,
+            "state": "open",
+            "started_at_ms": hold.started_at_ms,
+        },
     )
     entries.refresh(conn, refreshed_entry_keys, started_at_ms=hold.started_at_ms)
     entries.write_pending(
@@ -98,26 +99,22 @@ def find_hold(conn: Connection, request_id: str) -> Hold | None:
 def close_hold(
     conn: Connection, request_id: str, state: HoldState, *, closed_at_ms: int
 ) -> str | None:
-    """Give the reservation back, once; answers the account that pays, or None if already closed.
-
-    Raises HoldNotFound.
-    """
-    row = conn.execute(select(holds).where(holds.c.request_id == request_id)).one_or_none()
-    if row is None:
-        raise HoldNotFound(request_id)
+    """Give the reservation back, once; answers the account that pays, or None if none is open."""
     closing = (
         update(holds)
         .where(holds.c.request_id == request_id, holds.c.state == "open")
         .values(state=state, closed_at_ms=closed_at_ms)
+        .returning(holds.c.account_id, holds.c.amount_nanos)
     )
-    if conn.execute(closing).rowcount == 0:
+    closed = conn.execute(closing).one_or_none()
+    if closed is None:
         return None
     conn.execute(
         update(accounts)
-        .where(accounts.c.id == row.account_id)
-        .values(debits_pending_nanos=accounts.c.debits_pending_nanos - row.amount_nanos)
+        .where(accounts.c.id == closed.account_id)
+        .values(debits_pending_nanos=accounts.c.debits_pending_nanos - closed.amount_nanos)
     )
-    return str(row.account_id)
+    return str(closed.account_id)
 
 
 def _reserve(conn: Connection, hold: Hold) -> str:

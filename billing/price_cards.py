@@ -112,18 +112,17 @@ def card_in_force(conn: Connection, model_id: str, at_ms: int) -> PriceCard:
 
 def card_by_id(conn: Connection, price_card_id: str) -> PriceCard:
     """A published card, whose id came from a row that refers to it."""
-    row = conn.execute(select(price_cards).where(price_cards.c.id == price_card_id)).one()
-    rates = conn.execute(
-        select(price_rates.c.meter, price_rates.c.rate_pico).where(
-            price_rates.c.price_card_id == price_card_id
-        )
-    )
+    rows = conn.execute(
+        select(price_cards, price_rates.c.meter, price_rates.c.rate_pico)
+        .join(price_rates, price_rates.c.price_card_id == price_cards.c.id)
+        .where(price_cards.c.id == price_card_id)
+    ).all()
     return PriceCard(
-        id=row.id,
-        model_id=row.model_id,
-        version=row.version,
-        effective_from_ms=row.effective_from_ms,
-        rates={Meter(meter): rate_pico for meter, rate_pico in rates},
+        id=rows[0].id,
+        model_id=rows[0].model_id,
+        version=rows[0].version,
+        effective_from_ms=rows[0].effective_from_ms,
+        rates={Meter(row.meter): row.rate_pico for row in rows},
     )
 
 

@@ -89,50 +89,52 @@ def in_progress(hold: Hold) -> RequestRecord:
 def write_request(conn: Connection, record: RequestRecord) -> None:
     """Keep the final row of a request; it is never changed."""
     conn.execute(
-        insert(requests).values(
-            id=record.request_id,
-            organization_id=record.organization_id,
-            workspace_id=record.workspace_id,
-            key_id=record.key_id,
-            requested_model=record.requested_model,
-            model_id=record.model_id,
-            price_card_id=record.price_card_id,
-            stream=int(record.stream),
-            status=record.status,
-            stop_reason=record.stop_reason,
-            error_type=record.error_type,
-            started_at_ms=record.started_at_ms,
-            first_token_at_ms=record.first_token_at_ms,
-            ended_at_ms=record.ended_at_ms,
-            prompt_tokens=record.prompt_tokens,
-            charged_nanos=record.charged_nanos,
-            writes=dump(record.writes),
-            refused=dump(record.refused),
+        insert(requests),
+        {
+            "id": record.request_id,
+            "organization_id": record.organization_id,
+            "workspace_id": record.workspace_id,
+            "key_id": record.key_id,
+            "requested_model": record.requested_model,
+            "model_id": record.model_id,
+            "price_card_id": record.price_card_id,
+            "stream": int(record.stream),
+            "status": record.status,
+            "stop_reason": record.stop_reason,
+            "error_type": record.error_type,
+            "started_at_ms": record.started_at_ms,
+            "first_token_at_ms": record.first_token_at_ms,
+            "ended_at_ms": record.ended_at_ms,
+            "prompt_tokens": record.prompt_tokens,
+            "charged_nanos": record.charged_nanos,
+            "writes": dump(record.writes),
+            "refused": dump(record.refused),
             **{f"{meter.value}_tokens": record.quantities.of(meter) for meter in Meter},
-        )
+        },
     )
 
 
 def write_engine_facts(conn: Connection, request_id: str, facts: EngineFacts) -> None:
     """Keep the engine record of a request; the database checks that its four facts add up."""
     conn.execute(
-        insert(kv_records).values(
-            request_id=request_id,
-            engine_boot_id=facts.engine_boot_id,
-            finish_reason=facts.finish_reason,
-            prompt_tokens=facts.prompt_tokens,
-            tokens_reused_promised=facts.tokens_reused_promised,
-            tokens_reused_gift=facts.tokens_reused_gift,
-            tokens_read_recomputed=facts.tokens_read_recomputed,
-            tokens_computed=facts.tokens_computed,
-            reads_by_tier=json.dumps(facts.reads_by_tier, sort_keys=True),
-            tokens_recomputed_preemption=facts.tokens_recomputed_preemption,
-            num_preemptions=facts.num_preemptions,
-            grants=dump(facts.grants),
-            output_tokens=facts.output_tokens,
-            overrun_tokens=facts.overrun_tokens,
-            queued_ms=facts.queued_ms,
-        )
+        insert(kv_records),
+        {
+            "request_id": request_id,
+            "engine_boot_id": facts.engine_boot_id,
+            "finish_reason": facts.finish_reason,
+            "prompt_tokens": facts.prompt_tokens,
+            "tokens_reused_promised": facts.tokens_reused_promised,
+            "tokens_reused_gift": facts.tokens_reused_gift,
+            "tokens_read_recomputed": facts.tokens_read_recomputed,
+            "tokens_computed": facts.tokens_computed,
+            "reads_by_tier": json.dumps(facts.reads_by_tier, sort_keys=True),
+            "tokens_recomputed_preemption": facts.tokens_recomputed_preemption,
+            "num_preemptions": facts.num_preemptions,
+            "grants": dump(facts.grants),
+            "output_tokens": facts.output_tokens,
+            "overrun_tokens": facts.overrun_tokens,
+            "queued_ms": facts.queued_ms,
+        },
     )
 
 

@@ -1,6 +1,7 @@
 """Bring a database to the schema of this code, and refuse one that is not there."""
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -11,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from billing.errors import DatabaseNotMigrated
+from billing.errors import DatabaseNotMigrated, DatabaseUnreachable
 
 
 def upgrade(conn: Connection) -> None:
@@ -35,9 +36,16 @@ def one_migrator(database_path: str) -> Iterator[None]:
 
     SQLite's own lock is not enough: two processes that switch a new file to WAL at once collide.
     """
-    with open(f"{database_path}.migrate.lock", "a", encoding="ascii") as lock:
+    path = f"{database_path}.migrate.lock"
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise DatabaseUnreachable(path, str(error.strerror)) from error
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)  # and with it the lock
 
 
 def _config() -> Config:

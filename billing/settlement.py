@@ -188,12 +188,13 @@ def _enqueue(
         "amounts_nanos": {line.meter.value: str(line.amount_nanos) for line in record.postings},
     }
     conn.execute(
-        insert(outbox).values(
-            id=f"usage:{record.request_id}",
-            topic="usage",
-            payload=json.dumps(payload),
-            created_at_ms=created_at_ms,
-        )
+        insert(outbox),
+        {
+            "id": f"usage:{record.request_id}",
+            "topic": "usage",
+            "payload": json.dumps(payload),
+            "created_at_ms": created_at_ms,
+        },
     )
 
 

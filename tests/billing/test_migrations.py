@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -11,7 +12,7 @@ from sqlalchemy import Connection, inspect, text
 from billing import database as databases
 from billing.columns import metadata
 from billing.database import Database, migrate
-from billing.errors import DatabaseNotMigrated, DatabaseUrlError, SchemaDamaged
+from billing.errors import DatabaseNotMigrated, DatabaseUnreachable, DatabaseUrlError, SchemaDamaged
 from billing.tables import IMMUTABLE
 
 
@@ -149,3 +150,22 @@ def test_a_table_rebuilt_without_its_index_is_noticed(database_url: str) -> None
 def test_a_url_that_cannot_be_used_is_refused(url: str, problem: str) -> None:
     with pytest.raises(DatabaseUrlError, match=problem):
         Database(url)
+
+
+def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.db"
+    broken.write_text("this is no database" * 100)
+    for url in (
+        f"sqlite:///{tmp_path}/no/such/folder/ledger.db",
+        f"sqlite:///{broken}",
+        "postgresql://someone:secret@127.0.0.1:1/ledger",
+    ):
+        with pytest.raises(DatabaseUnreachable, match="cannot be opened") as refusal:
+            migrate(url)
+        assert "secret" not in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+
+        database = Database(url)
+        with pytest.raises(DatabaseUnreachable):
+            database.require_migrated()
+        database.close()
