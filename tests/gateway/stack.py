@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,14 +54,29 @@ class Killed(BaseException):
 
 
 class MortalRunner(ScriptedRunner):
-    """A scripted runner whose next step may be the engine's last."""
+    """A scripted runner that can be killed in a step, and live again in the next engine."""
 
-    killed = False
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._doomed = False
+        self._dead = threading.Event()
 
     def execute(self, plan: Plan) -> list[int]:
-        if self.killed:
+        if self._doomed:
+            self._dead.set()
             raise Killed
         return super().execute(plan)
+
+    def kill(self) -> None:
+        """End the engine at its next step, and wait for that."""
+        self._doomed = True
+        assert self._dead.wait(PATIENCE_SECONDS), "The engine had nothing to do."
+
+    def revive(self) -> None:
+        """Be as new; pauses too."""
+        self._doomed = False
+        self._dead.clear()
+        self._pause.clear()
 
 
 def word_config(**changes: Any) -> EngineConfig:
@@ -107,7 +122,7 @@ class Stack:
 
     def start_engine(self) -> None:
         """Start the engine, or start it again on the same journal."""
-        self.runner.killed = False
+        self.runner.revive()
         info = {"model_id": MODEL, "stop_token_ids": (END_OF_TURN,)}
         self.engine = self._engine_life.enter_context(
             running_engine(self.runner, self.config, self.clock, self.folder, info=info)
@@ -119,7 +134,7 @@ class Stack:
 
     def kill_engine(self) -> None:
         """End the engine in the middle of its next step; its journal stays as it is."""
-        self.runner.killed = True
+        self.runner.kill()
         with pytest.raises(Killed):
             self._engine_life.close()
 
@@ -245,13 +260,14 @@ def running_stack(
     runner: MortalRunner | None = None,
     config: EngineConfig | None = None,
     database_url: str | None = None,
+    database_class: type[Database] = Database,
     settings: dict[str, Any] | None = None,
 ) -> Iterator[Stack]:
     """The whole stack until the block ends; then it drains, and no hold may be open."""
     words = Words()
     url = database_url or f"sqlite:///{folder / 'ledger.sqlite3'}"
     migrate(url)
-    database = Database(url)
+    database = database_class(url)
     clock = Clock()
     stack = Stack(
         folder=folder,
@@ -297,8 +313,15 @@ class _Serving:
         self._join()
 
     def kill(self) -> None:
-        self._loop.call_soon_threadsafe(self._serving.cancel)
-        self._join()
+        asyncio.run_coroutine_threadsafe(self._die(), self._loop).result(PATIENCE_SECONDS)
+        self.stop()
+
+    async def _die(self) -> None:
+        """End every request's task and the engine link at once; nobody settles anything."""
+        for task in asyncio.all_tasks():
+            if task.get_name() == "recovery" or task.get_name().startswith("req_"):
+                task.cancel()
+        await self._engine.close()
 
     def drain(self, seconds: float) -> None:
         draining = self._app.state.in_flight.drain(seconds)
@@ -315,8 +338,7 @@ class _Serving:
 
     def _run(self) -> None:
         try:
-            with suppress(asyncio.CancelledError):
-                asyncio.run(self._serve())
+            asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - the test's thread raises it
             self._failure = error
         finally:
@@ -325,7 +347,7 @@ class _Serving:
     async def _serve(self) -> None:
         stack = self._stack
         assert stack.engine is not None
-        engine = connect_engine(stack.engine.url)
+        self._engine = engine = connect_engine(stack.engine.url)
         info = await engine.ready(PATIENCE_SECONDS)
         parts = Parts(
             settings=stack.settings,
@@ -348,9 +370,8 @@ class _Serving:
             timeout_graceful_shutdown=5,
         )
         self._server = _Server(config, on_started=self._take_url)
-        self._serving = asyncio.create_task(self._server.serve())
         try:
-            await self._serving
+            await self._server.serve()
         finally:
             await engine.close()
 

@@ -1,0 +1,214 @@
+"""Whatever dies in the middle of a request, its hold is closed once, as the journal proves."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from billing.database import Database
+from billing.errors import WriterUnavailable
+from tests.gateway.books import assert_books_agree
+from tests.gateway.stack import Stack, running_stack
+from tests.gateway.talk import Split, read_events, split_of, split_of_usage, text, user
+
+SYSTEM = [text(2000, "s", ttl="5m")]
+ASK = {"system": SYSTEM, "messages": [user(text(30, "u"))], "max_tokens": 5000}
+
+
+@pytest.fixture
+def stack(tmp_path: Path):
+    with running_stack(tmp_path, settings={"engine_wait_seconds": 0.2}) as stack:
+        stack.runner.pace_seconds = 0.01
+        yield stack
+        stack.wait_until(lambda: stack.open_holds() == [])
+
+
+class Reader:
+    """A client that reads a stream in a thread; `events` grows as they come."""
+
+    def __init__(self, stack: Stack, body: dict[str, Any]) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.request_id = ""
+        self.broken: Exception | None = None
+        self._thread = threading.Thread(target=self._read, args=(stack, body))
+        self._thread.start()
+        stack.wait_until(lambda: self.num_deltas >= 3)
+
+    @property
+    def num_deltas(self) -> int:
+        return sum(event["type"] == "content_block_delta" for event in self.events)
+
+    def end(self) -> dict[str, Any]:
+        """The last event."""
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        return self.events[-1]
+
+    def _read(self, stack: Stack, body: dict[str, Any]) -> None:
+        try:
+            with stack.stream(body) as response:
+                self.request_id = response.headers["request-id"]
+                for event in read_events(response):
+                    self.events.append(event)
+        except Exception as error:  # noqa: BLE001 - the server was killed
+            self.broken = error
+
+
+def wait_recovered(stack: Stack, request_id: str) -> dict[str, Any]:
+    stack.wait_until(lambda: stack.open_holds() == [])
+    return assert_books_agree(stack, request_id)
+
+
+def test_a_stream_that_loses_its_engine_is_settled_from_the_journal(stack: Stack):
+    reader = Reader(stack, ASK)
+
+    stack.kill_engine()
+
+    assert reader.end()["error"]["type"] == "overloaded_error"
+    assert stack.open_holds() == [reader.request_id]
+    stack.start_engine()
+    record = wait_recovered(stack, reader.request_id)
+    assert (record["status"], record["engine"]["finish_reason"]) == ("failed", "engine_lost")
+    assert record["usage"]["output_tokens"] >= reader.num_deltas
+    assert split_of_usage(record["usage"]) == Split(w5=2000, input=30)
+
+
+def test_a_read_is_billed_the_same_after_its_kv_was_lost(stack: Stack):
+    reader = Reader(stack, ASK)
+    stack.kill_engine()
+    reader.end()
+    stack.start_engine()
+    wait_recovered(stack, reader.request_id)
+
+    response = stack.post(ASK | {"max_tokens": 1})
+
+    assert split_of(response) == Split(read=2000, input=30)
+    engine = assert_books_agree(stack, response.headers["request-id"])["engine"]
+    assert (engine["tokens_read_recomputed"], engine["tokens_reused_promised"]) == (2000, 0)
+
+
+def test_a_whole_message_that_loses_its_engine_is_overloaded(stack: Stack):
+    with stack.in_background(ASK) as answer:
+        stack.wait_until(lambda: stack.runner.num_steps > 4)
+        stack.kill_engine()
+
+    assert answer.result().status_code == 529
+    stack.start_engine()
+    record = wait_recovered(stack, answer.result().headers["request-id"])
+    assert record["status"] == "failed"
+
+
+def test_without_an_engine_a_request_waits_a_little_and_holds_nothing(stack: Stack):
+    stack.stop_engine()
+
+    response = stack.post(ASK)
+
+    assert response.status_code == 529
+    assert response.json()["error"]["type"] == "overloaded_error"
+    assert stack.open_holds() == []
+    stack.start_engine()
+
+
+def test_an_engine_that_stops_in_order_ends_its_requests(stack: Stack):
+    reader = Reader(stack, ASK)
+
+    stack.stop_engine()
+
+    assert reader.end()["error"]["type"] == "overloaded_error"
+    stack.start_engine()
+    record = wait_recovered(stack, reader.request_id)
+    assert record["usage"]["output_tokens"] >= reader.num_deltas
+
+
+def test_a_killed_gateways_request_is_settled_by_the_next(stack: Stack):
+    reader = Reader(stack, ASK)
+
+    stack.kill_gateway()
+
+    reader.end()
+    assert stack.open_holds() == [reader.request_id]
+    stack.start_gateway(boot_id="gw_two")
+    record = wait_recovered(stack, reader.request_id)
+    assert (record["status"], record["engine"]["finish_reason"]) == ("aborted", "aborted")
+    assert record["usage"]["output_tokens"] >= reader.num_deltas
+    assert split_of(stack.post(ASK | {"max_tokens": 1})) == Split(read=2000, input=30)
+
+
+def test_a_killed_gateways_request_that_the_engine_never_saw_costs_nothing(stack: Stack):
+    reader = Reader(stack, ASK)
+    stack.kill_engine()
+    stack.kill_gateway()
+    reader.end()
+    for segment in (stack.folder / "journal").iterdir():
+        segment.unlink()
+
+    stack.start_engine()
+    stack.start_gateway(boot_id="gw_two")
+
+    record = wait_recovered(stack, reader.request_id)
+    assert (record["status"], record["postings"]) == ("released", [])
+    stack.runner.pace_seconds = 0
+    assert split_of(stack.post(ASK | {"max_tokens": 1})) == Split(w5=2000, input=30)
+
+
+def test_a_drain_lets_short_requests_end_and_settles_long_ones(stack: Stack):
+    short = Reader(stack, ASK | {"max_tokens": 20})
+    long = Reader(stack, ASK)
+
+    stack.drain(1.0)
+
+    assert stack.open_holds() == []
+    assert short.end()["type"] == "message_stop"
+    assert long.end()["error"]["type"] == "overloaded_error"
+    assert stack.post(ASK).status_code == 529
+    record = assert_books_agree(stack, long.request_id)
+    assert record["status"] == "aborted"
+    assert record["usage"]["output_tokens"] >= long.num_deltas
+
+
+class RefusingDatabase(Database):
+    """A database that refuses the next so many settlements."""
+
+    refusals = 0
+
+    async def write(self, operation: Callable[[Connection], Any]) -> Any:
+        if self.refusals and getattr(operation, "func", None).__name__ == "settle":
+            self.refusals -= 1
+            raise WriterUnavailable("The test says no")
+        return await super().write(operation)
+
+
+@pytest.fixture
+def refusing(tmp_path: Path):
+    with running_stack(tmp_path, database_class=RefusingDatabase) as stack:
+        yield stack
+        stack.wait_until(lambda: stack.open_holds() == [])
+
+
+def test_a_settlement_that_fails_is_tried_again(refusing: Stack):
+    refusing.database.refusals = 2
+
+    response = refusing.post(ASK | {"max_tokens": 2})
+
+    assert split_of(response) == Split(w5=2000, input=30)
+    assert_books_agree(refusing, response.headers["request-id"], response.json()["usage"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_cannot_be_settled_is_no_success(refusing: Stack, stream: bool):
+    refusing.database.refusals = 4
+
+    if stream:
+        with refusing.stream(ASK | {"max_tokens": 2}) as response:
+            last = list(read_events(response))[-1]
+    else:
+        response = refusing.post(ASK | {"max_tokens": 2})
+        assert response.status_code == 529
+        last = response.json()
+
+    assert last["error"]["type"] == "overloaded_error"
+    record = wait_recovered(refusing, last["request_id"])
+    assert (record["status"], record["usage"]["output_tokens"]) == ("completed", 2)
