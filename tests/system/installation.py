@@ -88,6 +88,11 @@ class Installation:
             self._process = None
         return pid
 
+    def wait_restarted(self, name: str, killed: int) -> None:
+        """Wait until another process has taken the place of the killed one, and serves."""
+        wait_until(lambda: self.pid_of(name) not in (0, killed), 30)
+        self.wait_ready()
+
     def wait_ready(self, seconds: float = 30) -> None:
         """Wait until /readyz answers 200."""
         wait_until(self.is_ready, seconds)
@@ -108,7 +113,8 @@ class Installation:
         return done.stdout
 
     def pid_of(self, name: str) -> int:
-        return int((self.data_dir / f"run/{name}.pid").read_text())
+        """The pid in the file; 0 for the moment in which the file is being written."""
+        return int((self.data_dir / f"run/{name}.pid").read_text() or 0)
 
     @property
     def pid(self) -> int:

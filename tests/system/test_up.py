@@ -107,9 +107,7 @@ def test_a_child_that_dies_is_started_again(installation: Installation, name: st
     with installation:
         old = installation.kill(name)
 
-        wait_until(lambda: not is_alive(old))
-        wait_until(lambda: installation.pid_of(name) != old)
-        installation.wait_ready()
+        installation.wait_restarted(name, old)
 
         with installation.client() as client:
             assert client.post("/v1/messages", json=BODY).status_code == httpx.codes.OK
