@@ -18,7 +18,7 @@ Job = dict[str, Any]
 def create(client: anthropic.Anthropic, arguments: Job) -> Job:
     raw = client.messages.with_raw_response.create(**arguments)
     message = raw.parse()
-    return {"message": message.to_dict(), "headers": dict(raw.headers)}
+    return {"message": message.to_dict(mode="json"), "headers": dict(raw.headers)}
 
 
 def round_trip(client: anthropic.Anthropic, arguments: Job) -> Job:
@@ -40,26 +40,26 @@ def stream(client: anthropic.Anthropic, arguments: Job) -> Job:
             if len(text) == close_after:
                 return {"text": "".join(text), "headers": headers}
         message = running.get_final_message()
-    return {"message": message.to_dict(), "text": "".join(text), "headers": headers}
+    return {"message": message.to_dict(mode="json"), "text": "".join(text), "headers": headers}
 
 
 def events(client: anthropic.Anthropic, arguments: Job) -> Job:
     """The stream as it came, event by event."""
     with client.messages.create(stream=True, **arguments) as running:
         headers = dict(running.response.headers)
-        return {"events": [event.to_dict() for event in running], "headers": headers}
+        return {"events": [event.to_dict(mode="json") for event in running], "headers": headers}
 
 
 def count_tokens(client: anthropic.Anthropic, arguments: Job) -> Job:
-    return client.messages.count_tokens(**arguments).to_dict()
+    return client.messages.count_tokens(**arguments).to_dict(mode="json")
 
 
 def list_models(client: anthropic.Anthropic, arguments: Job) -> Job:
-    return {"models": [model.to_dict() for model in client.models.list(**arguments)]}
+    return {"models": [model.to_dict(mode="json") for model in client.models.list(**arguments)]}
 
 
 def retrieve_model(client: anthropic.Anthropic, arguments: Job) -> Job:
-    return client.models.retrieve(**arguments).to_dict()
+    return client.models.retrieve(**arguments).to_dict(mode="json")
 
 
 CALLS: dict[str, Callable[[anthropic.Anthropic, Job], Job]] = {

@@ -135,8 +135,9 @@ class Installation:
         headers = {"x-api-key": key or self.keys["api_key"], "anthropic-version": "2023-06-01"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
 
-    def record(self, request_id: str) -> dict[str, Any]:
-        with self.client() as client:
+    def record(self, request_id: str, *, key: str | None = None) -> dict[str, Any]:
+        """The request's record, as the owner of `key` sees it."""
+        with self.client(key) as client:
             response = client.get(f"/v1/kvmeter/requests/{request_id}")
         assert response.status_code == httpx.codes.OK, response.text
         record: dict[str, Any] = response.json()

@@ -17,6 +17,7 @@ class Stream:
     installation: Installation
     body: dict[str, Any]
     close_after: int | None = None
+    api_key: str | None = None
     request_id: str | None = None
     status: int | None = None
     start_usage: dict[str, Any] | None = None
@@ -30,7 +31,7 @@ class Stream:
         """Read the stream to its end, or until the server is gone."""
         try:
             with (
-                self.installation.client() as client,
+                self.installation.client(self.api_key) as client,
                 client.stream("POST", "/v1/messages", json={**self.body, "stream": True}) as answer,
             ):
                 self.request_id = answer.headers.get("request-id")
