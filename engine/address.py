@@ -55,7 +55,9 @@ def listen(url: str) -> socket.socket:
         else:
             listener = _listen_unix(address.path)
     except OSError as error:
-        raise AddressError(f"Cannot listen on {url}: {error.strerror or error}.") from error
+        # A name that does not resolve has a negative number and its own words.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise AddressError(f"Cannot listen on {url}: {reason}.") from error
     listener.setblocking(False)
     return listener
 

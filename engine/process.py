@@ -34,7 +34,7 @@ def serve(arguments: Arguments, clock: Callable[[], int]) -> None:
         dtype = choose_dtype(arguments.dtype, device=device, cpuinfo=read_cpuinfo())
         loaded = load_model(arguments.model, dtype=dtype, device=device)
         config = _config(arguments, loaded)
-        runner = ModelRunner(loaded.model, config, entropy=secrets.token_bytes(32))
+        runner = _runner(loaded, config)
         info = _info(arguments, loaded, config)
         core = EngineCore(config, runner, boot_id=info.engine_boot_id, journal=journal)
         listener = listen(arguments.listen)
@@ -68,6 +68,16 @@ def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
         enable_prefix_caching=arguments.enable_prefix_caching,
         enable_chunked_prefill=arguments.enable_chunked_prefill,
     )
+
+
+def _runner(loaded: LoadedModel, config: EngineConfig) -> ModelRunner:
+    try:
+        return ModelRunner(loaded.model, config, entropy=secrets.token_bytes(32))
+    except RuntimeError as error:  # torch's word for memory that it did not get
+        raise SettingError(
+            f"The KV pool does not fit into memory: {config.num_blocks} blocks; "
+            "name a smaller --kv-cache-memory."
+        ) from error
 
 
 def _info(arguments: Arguments, loaded: LoadedModel, config: EngineConfig) -> EngineInfo:

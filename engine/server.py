@@ -86,7 +86,7 @@ class EngineServer:
             self._waker.send(b".")
 
     def stop_at_end_of(self, fd: int) -> None:
-        """Stop when `fd`, a pipe or a terminal, reaches its end."""
+        """Stop when the pipe `fd` reaches its end. Raises EngineError if it is no pipe."""
 
         def read(_mask: int) -> None:
             if not os.read(fd, 4096):
@@ -96,7 +96,7 @@ class EngineServer:
         try:
             self._selector.register(fd, selectors.EVENT_READ, read)
         except PermissionError as error:
-            raise EngineError("Cannot wait for the end of standard input: it is a file.") from error
+            raise EngineError("Standard input must be a pipe, to wait for its end.") from error
 
     def _wait(self) -> None:
         """Sleep until something happened or is due, and let each event's handler read it."""

@@ -308,6 +308,14 @@ def test_an_address_in_use_is_refused_and_a_stale_one_replaced(tmp_path):
     listen(url).close()
 
 
+def test_a_port_in_use_is_one_sentence():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+
+        with pytest.raises(AddressError, match=f"{url}: Address already in use.$"):
+            listen(url)
+
+
 @pytest.mark.parametrize(
     "url", ["", "unix:", "tcp://host", "tcp://:1", "tcp://h:99999", "http://h:1"]
 )

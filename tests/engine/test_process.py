@@ -78,12 +78,25 @@ def test_a_second_engine_on_the_same_data_is_refused_and_a_signal_ends_the_first
         assert process.wait(timeout=15) == 0
 
 
-def test_a_folder_without_a_model_is_one_sentence(tmp_path):
-    done = subprocess.run(
-        command(tmp_path, tmp_path), capture_output=True, text=True, timeout=60, check=False
-    )
+def test_a_start_that_cannot_be_is_one_sentence(tiny_folder, tmp_path):
+    cannot_be = {
+        "config.json": command(tmp_path, tmp_path),
+        "smaller --kv-cache-memory": command(
+            tiny_folder, tmp_path, "--kv-cache-memory", str(1 << 46)
+        ),
+        "must be a pipe": command(tiny_folder, tmp_path, "--until-stdin-closes"),
+    }
+    for words, arguments in cannot_be.items():
+        done = subprocess.run(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
-    assert done.returncode == 1
-    assert done.stderr.startswith("kvmeter engine: ")
-    assert done.stderr.count("\n") == 1
-    assert "config.json" in done.stderr
+        assert done.returncode == 1
+        assert done.stderr.startswith("kvmeter engine: ")
+        assert done.stderr.count("\n") == 1
+        assert words in done.stderr
