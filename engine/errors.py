@@ -3,6 +3,7 @@
 EngineError
 ├── ModelFileError      a model file is missing, damaged or not what its folder says
 ├── ModelFetchError     the default model could not be fetched
+├── KVCacheTooLarge     the machine does not give the memory asked for the KV cache
 ├── UnsupportedModel    the folder is whole, but this engine cannot run it
 ├── KVCacheTooSmall     the memory given to the KV cache holds not even one block
 ├── FrameError          a frame, or a value in it, is not what the protocol says
@@ -35,6 +36,17 @@ class ModelFetchError(EngineError):
         super().__init__(f"Could not fetch the default model: {problem}; {cure}")
         self.problem = problem
         self.cure = cure
+
+
+class KVCacheTooLarge(EngineError):  # noqa: N818 - a property of the setting, named as one
+    """The machine does not give the memory asked for the KV cache."""
+
+    def __init__(self, asked_bytes: int) -> None:
+        super().__init__(
+            f"KV cache does not fit into memory: {asked_bytes} bytes; "
+            "name a smaller --kv-cache-memory"
+        )
+        self.asked_bytes = asked_bytes
 
 
 class UnsupportedModel(EngineError):  # noqa: N818 - a property of the model, named as one
