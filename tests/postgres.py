@@ -56,7 +56,7 @@ def postgres_server() -> Iterator[NewDatabase]:
             _wait_until_ready(server, home)
             yield _database_maker(home)
         finally:
-            server.send_signal(signal.SIGINT)  # fast shutdown: does not wait for clients
+            server.send_signal(signal.SIGQUIT)  # at once: nothing here is kept
             server.wait(START_SECONDS_MAX)
 
 
