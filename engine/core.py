@@ -121,7 +121,7 @@ class EngineCore:
         if step.rows:
             events += self._execute(step)
         elif self._live:
-            # Liveness rules make this impossible; the gauge would show that one is broken.
+            # The liveness rules make this impossible; the counter shows that one is broken.
             self.scheduler.counts["steps_stalled_total"] += 1
         return events
 

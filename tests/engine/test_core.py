@@ -89,6 +89,16 @@ def test_nothing_is_shared_before_the_step_that_computed_it_has_returned() -> No
     assert [a.tokens_reused for a in of(here.step(), Admitted)] == [8]
 
 
+def test_one_prompt_in_two_namespaces_is_computed_twice() -> None:
+    here = bench()
+    here.run(ask("first", range(20), namespace=b"tenant-a", breakpoints=(write(16),)))
+
+    events = here.run(ask("r", range(20), namespace=b"tenant-b", breakpoints=(read(16),)))
+
+    assert events[0] == Admitted("r", (Grant(16, False, "granted"),), 0)
+    assert here.core.stats()["leases_live"] == 2
+
+
 def test_output_is_reused_by_a_longer_conversation() -> None:
     here = bench()
     first = ask("first", range(6), max_tokens=7)
