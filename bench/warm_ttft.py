@@ -4,8 +4,8 @@ Three arms, the median of `--rounds` each, interleaved: *cold* writes a fresh 3,
 *warm* reads it with another question, *control* sends a prefix never seen before, so that a machine
 that merely warmed up shows. Every arm's usage and engine record are checked before its time counts.
 
-    python bench/warm_ttft.py                      # starts a server of its own
-    python bench/warm_ttft.py --url http://127.0.0.1:8080 --data-dir var
+    python -m bench.warm_ttft                      # starts a server of its own
+    python -m bench.warm_ttft --url http://127.0.0.1:8080 --data-dir var
 """
 
 import argparse
@@ -27,6 +27,7 @@ from typing import Any
 import httpx
 
 PREFIX_TOKENS = 3_000
+WARM_SHARE_MAX = 0.25  # of the cold time; more would mean that the prefix was computed after all
 WORDS = ("amber", "basin", "cedar", "delta", "ember", "fjord", "grove", "harbor", "islet", "jetty")
 
 
@@ -43,6 +44,8 @@ def main() -> None:
         with httpx.Client(base_url=url, headers=headers, timeout=300, trust_env=False) as client:
             arms = measure(client, rounds=arguments.rounds, seed=arguments.seed)
     report(arms, seed=arguments.seed)
+    if median(arms["warm"]) > WARM_SHARE_MAX * median(arms["cold"]):
+        sys.exit("warm_ttft: the warm arm took more than a quarter of the cold one")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from billing.customers import find_caller
 from billing.database import Database
@@ -21,9 +22,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+def run(data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run `kvmeter` in this process; returns its stdout, or its stderr if it fails as expected."""
 
     def run(*arguments: str, fails: bool = False) -> str:
@@ -110,9 +109,7 @@ def test_a_database_without_schema_names_the_cure(run: Run, arguments: tuple[str
     assert "kvmeter migrate" in run(*arguments, fails=True)
 
 
-def test_a_setting_that_makes_no_sense_is_named(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_setting_that_makes_no_sense_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVMETER_CACHE_MIN_TOKENS", "few")
 
     assert "CACHE_MIN_TOKENS" in run("keys", "list", fails=True)
@@ -123,12 +120,17 @@ def test_an_empty_report_is_a_table_and_a_list(migrated: Run) -> None:
     assert "cache_write_1h" in migrated("report", "usage")
 
 
-def commands(prefix: tuple[str, ...] = (), typer_app: object = app) -> list[tuple[str, ...]]:
+def commands(prefix: tuple[str, ...] = (), group: typer.Typer = app) -> list[tuple[str, ...]]:
     """Every command, as the words that name it."""
-    names = [(*prefix, info.name or info.callback.__name__) for info in typer_app.registered_commands]  # type: ignore[attr-defined]
-    for group in typer_app.registered_groups:  # type: ignore[attr-defined]
-        names += commands((*prefix, group.name), group.typer_instance)
-    return names
+    named = [
+        (*prefix, info.name or info.callback.__name__)
+        for info in group.registered_commands
+        if info.callback is not None
+    ]
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        named += commands((*prefix, str(inner.name)), inner.typer_instance)
+    return named
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
