@@ -42,15 +42,16 @@ class Linear:
 
 
 class RMSNorm:
-    """x / rms(x) * weight."""
+    """x / rms(x) * weight, computed in float32 and rounded once to the model's dtype."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight = weight
+    def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> None:
+        self._weight = weight.float()
         self._eps = eps
+        self._dtype = dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] to [n, hidden]."""
-        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+        """[n, hidden] float32 to [n, hidden]."""
+        return F.rms_norm(x, self._weight.shape, self._weight, self._eps).to(self._dtype)
 
 
 def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
