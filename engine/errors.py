@@ -38,7 +38,7 @@ class ModelFetchError(EngineError):
         self.cure = cure
 
 
-class KVCacheTooLarge(EngineError):  # noqa: N818 - a property of the setting, named as one
+class KVCacheTooLarge(EngineError):
     """The machine does not give the memory asked for the KV cache."""
 
     def __init__(self, asked_bytes: int) -> None:
@@ -49,7 +49,7 @@ class KVCacheTooLarge(EngineError):  # noqa: N818 - a property of the setting, n
         self.asked_bytes = asked_bytes
 
 
-class UnsupportedModel(EngineError):  # noqa: N818 - a property of the model, named as one
+class UnsupportedModel(EngineError):
     """The folder is whole, but this engine cannot run it."""
 
     def __init__(self, path: Path, what: str) -> None:
@@ -58,7 +58,7 @@ class UnsupportedModel(EngineError):  # noqa: N818 - a property of the model, na
         self.what = what
 
 
-class KVCacheTooSmall(EngineError):  # noqa: N818 - a property of the setting, named as one
+class KVCacheTooSmall(EngineError):
     """The memory given to the KV cache holds not even one block."""
 
     def __init__(self, given_bytes: int, block_bytes: int) -> None:
