@@ -1,6 +1,7 @@
 """What the README says is so: its commands, its two targets, its example."""
 
 import ast
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -17,6 +18,19 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def make(*arguments: str) -> str:
+    """What make prints, also when it is make that runs the tests."""
+    inherited = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name not in inherited},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
 def test_the_first_screen_says_how_to_run_and_how_to_test() -> None:
     first_screen = "\n".join(README.splitlines()[:25])
 
@@ -26,9 +40,7 @@ def test_the_first_screen_says_how_to_run_and_how_to_test() -> None:
 
 def test_every_make_command_is_a_target_with_a_help_line() -> None:
     documents = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    shown = subprocess.run(
-        ["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
+    shown = make("help")
     targets = set(re.findall(r"^make (\w+)", shown, re.MULTILINE))
 
     used = set(re.findall(r"\bmake (run|test|check|fix|soak|migrate|install|help)\b", documents))
@@ -40,13 +52,7 @@ def test_every_make_command_is_a_target_with_a_help_line() -> None:
 
 def test_make_run_ends_in_the_command_that_is_tested() -> None:
     """The system tests start `kvmeter up`; this is the last step from `make run` to it."""
-    recipe = subprocess.run(
-        ["make", "--dry-run", "--always-make", "run"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    recipe = make("--dry-run", "--always-make", "run")
 
     assert recipe.splitlines()[-1] == "exec .venv/bin/kvmeter up"
     assert "--constraint constraints.txt --editable ." in recipe

@@ -140,7 +140,7 @@ def _curl_line(url: str, model_id: str, first_keys: Path) -> str:
     body = {
         "model": model_id,
         "max_tokens": 64,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "messages": [{"role": "user", "content": "What is gravity?"}],
     }
     return (
         f'Try: curl {url}/v1/messages -H "x-api-key: {key}" '

@@ -45,33 +45,31 @@ def test_m28_both_sdks_and_either_header_are_known(stack: Stack, talk: Conversat
 
 
 def test_m29_every_error_has_the_apis_shape(stack: Stack, talk: Conversation) -> None:
-    with stack.http() as client:
-        no_version = client.build_request("POST", "/v1/messages", json=BODY)
-        del no_version.headers["anthropic-version"]
+    client = stack.http()
+    no_version = client.build_request("POST", "/v1/messages", json=BODY)
+    del no_version.headers["anthropic-version"]
 
-        assert_error(
-            client.send(no_version),
-            400,
-            "invalid_request_error",
-            "anthropic-version: header is required",
-        )
-        assert_error(
-            client.post("/v1/messages", json={**BODY, "surprise": 1}),
-            400,
-            "invalid_request_error",
-            "surprise: Extra inputs are not permitted",
-        )
-        assert_error(
-            client.post("/v1/messages", content=b'{"model": '), 400, "invalid_request_error"
-        )
-        assert_error(
-            client.post("/v1/messages", json={**BODY, "max_tokens": "many"}),
-            400,
-            "invalid_request_error",
-            "max_tokens",
-        )
-        assert_error(client.get("/v1/messages"), 405, "invalid_request_error")
-        assert_error(client.get("/v1/nothing"), 404, "not_found_error")
+    assert_error(
+        client.send(no_version),
+        400,
+        "invalid_request_error",
+        "anthropic-version: header is required",
+    )
+    assert_error(
+        client.post("/v1/messages", json={**BODY, "surprise": 1}),
+        400,
+        "invalid_request_error",
+        "surprise: Extra inputs are not permitted",
+    )
+    assert_error(client.post("/v1/messages", content=b'{"model": '), 400, "invalid_request_error")
+    assert_error(
+        client.post("/v1/messages", json={**BODY, "max_tokens": "many"}),
+        400,
+        "invalid_request_error",
+        "max_tokens",
+    )
+    assert_error(client.get("/v1/messages"), 405, "invalid_request_error")
+    assert_error(client.get("/v1/nothing"), 404, "not_found_error")
 
 
 @pytest.mark.parametrize(("api_version", "status"), [("2023-06-01", 200), ("2026-10-21", 400)])
@@ -80,8 +78,8 @@ def test_m30_sampling_fields_belong_to_the_old_version(
 ) -> None:
     headers = {"anthropic-version": api_version}
 
-    with stack.http() as client:
-        response = client.post("/v1/messages", json={**BODY, "temperature": 1.0}, headers=headers)
+    client = stack.http()
+    response = client.post("/v1/messages", json={**BODY, "temperature": 1.0}, headers=headers)
 
     assert response.status_code == status
     if status == 400:
@@ -104,8 +102,8 @@ def test_m32_an_unknown_model_is_not_found(talk: Conversation) -> None:
 
 
 def test_m33_a_body_over_32_mb_is_too_large(stack: Stack, talk: Conversation) -> None:
-    with stack.http() as client:
-        response = client.post("/v1/messages", content=b" " * 33_000_000 + b"{}")
+    client = stack.http()
+    response = client.post("/v1/messages", content=b" " * 33_000_000 + b"{}")
 
     assert_error(response, 413, "request_too_large")
 
@@ -162,7 +160,7 @@ def test_m35_null_is_as_good_as_absent(stack: Stack, talk: Conversation) -> None
         "top_p",
     )
 
-    with stack.http() as client:
-        response = client.post("/v1/messages", json=BODY | dict.fromkeys(optional))
+    client = stack.http()
+    response = client.post("/v1/messages", json=BODY | dict.fromkeys(optional))
 
     assert response.status_code == 200, response.text

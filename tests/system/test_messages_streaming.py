@@ -43,8 +43,8 @@ def test_m23_an_engine_that_fails_ends_the_stream_with_an_error(
 
     with pytest.raises(SdkError) as failed:
         talk.call("stream", **body)
-    with stack.http() as client:
-        raw = client.post("/v1/messages", json={**body, "stream": True})
+    client = stack.http()
+    raw = client.post("/v1/messages", json={**body, "stream": True})
 
     assert failed.value.class_name == "APIStatusError"
     assert failed.value.type in {"api_error", "overloaded_error"}
@@ -68,7 +68,7 @@ def test_m24_silence_before_the_first_token_is_filled_with_pings(
     stack.runner.gate.clear()
 
     names = []
-    with stack.http() as client, client.stream("POST", "/v1/messages", json=body) as answer:
+    with stack.http().stream("POST", "/v1/messages", json=body) as answer:
         for line in answer.iter_lines():
             if line.startswith("event: "):
                 names.append(line.removeprefix("event: "))
