@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 app.command("up", context_settings=engine.PASS_THROUGH)(up.up)
 app.command("gateway")(gateway.gateway)
-app.command("engine", context_settings=engine.PASS_THROUGH)(engine.engine)
+app.command("engine", context_settings=engine.WITHOUT_HELP)(engine.engine)
 app.command("migrate")(migrate.migrate)
 app.add_typer(organizations.app, name="organizations")
 app.add_typer(workspaces.app, name="workspaces")

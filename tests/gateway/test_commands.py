@@ -1,6 +1,8 @@
 """The operator's commands: what they print, and one sentence for what they refuse."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,7 +135,17 @@ def commands(prefix: tuple[str, ...] = (), group: typer.Typer = app) -> list[tup
     return named
 
 
-@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_the_engines_help_is_the_engines_own() -> None:
+    command = [sys.executable, "-m", "gateway.commands", "engine", "--help"]
+
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert "--max-num-batched-tokens" in shown
+    assert "--data-dir" in shown
+
+
+# `kvmeter engine` becomes another process, which this one must not.
+@pytest.mark.parametrize("command", sorted(set(commands()) - {("engine",)}), ids=" ".join)
 def test_every_command_takes_help_and_a_data_folder(run: Run, command: tuple[str, ...]) -> None:
     shown = run(*command, "--help")
 
