@@ -72,7 +72,7 @@ class Scheduler:
         """Take a sequence out, in whatever state it is, and free all that it holds."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-            self._full_at = None  # it may be the one that did not fit
+            self._full_at = None  # it may have been the next to start
         else:
             self.running.remove(sequence)
             self.in_flight.leave(sequence)
@@ -133,7 +133,8 @@ class Scheduler:
             self._preempt(youngest)
             if youngest is sequence:
                 return False
-        self.tables.extend(sequence)
+        if num_missing:
+            self.tables.extend(sequence)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -143,6 +144,7 @@ class Scheduler:
         self.tables.release(sequence)
         sequence.num_preemptions += 1
         self.waiting.preempted.appendleft(sequence)
+        self._full_at = None  # another one is the next to start
         self.counts["preemptions_total"] += 1
 
     def _resume_preempted(self, step: Step) -> None:
