@@ -24,7 +24,7 @@ class EngineConfig:
     lease_grace_ms               how much longer a lease lives than the entry it serves
     max_queue                    waiting requests; one more is answered "overloaded"
     max_queue_wait_ms            a request that waited this long is answered "overloaded"
-    min_shared_tokens            a request waits for a running one that will save it this many
+    min_shared_tokens            a request waits for a running one that computes this much of it
     max_defer_ms                 but never longer than this
     enable_prefix_caching        off: nothing is reused, every lease is refused
     enable_chunked_prefill       off: a prompt is computed in one step (still cut at breakpoints)

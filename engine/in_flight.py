@@ -52,7 +52,9 @@ class InFlight:
         if leader is None or now_ms >= until_ms:
             return False
         num_shared = self._count_shared(leader, follower)
-        if num_shared - num_matched < self._config.min_shared_tokens:
+        # What counts is what the leader computes for both, so that those who come a step later wait
+        # for the rest of it too: alike prompts cost one, wherever its chunks end.
+        if num_shared - leader.num_reused < self._config.min_shared_tokens:
             return False
         follower.deferral = Deferral(leader, num_shared, until_ms)
         return True

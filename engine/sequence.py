@@ -48,6 +48,7 @@ class Sequence:
         self._blocks_for = config.blocks_for
 
         self.computed = 0
+        self.num_reused = 0  # of those, not computed by itself since it last started
         self.blocks: list[int] = []
         self._block_table = np.empty(config.blocks_for(self.capacity), dtype=np.int32)
 

@@ -64,7 +64,7 @@ class BlockTables:
             self.pool.hold(match.tail_source)
         self.extend(sequence)
         sequence.chain.adopt(match.prefixes, len(match.blocks) - len(match.prefixes))
-        sequence.computed = match.tokens
+        sequence.computed = sequence.num_reused = match.tokens
         if match.tail_source is None:
             return None
         num_slots = match.tokens - len(match.blocks) * self._config.block_size
