@@ -6,6 +6,7 @@ sequence holds no block except through its reservation, and when blocks run out 
 sequence gives up its own.
 """
 
+import math
 from collections import Counter, deque
 
 from engine.config import EngineConfig
@@ -34,7 +35,7 @@ class Scheduler:
         # In the order of first admission; whoever is preempted comes after all who run.
         self.running: list[Sequence] = []
         self._turns = Turns(config.max_num_batched_tokens)
-        self._batch_is_open = True  # a static batch, while it fills
+        self._batch_left = math.inf  # how many more a static batch takes in
         self._full_at: int | None = None  # the room in which the last one did not fit
 
     def schedule(self, now_ms: int) -> Step:
@@ -47,7 +48,7 @@ class Scheduler:
             step.is_open = self._admits()
         self._serve_prompts(step, now_ms)
         if self._config.scheduling == "static" and step.budget_left > 0:
-            self._batch_is_open = False
+            self._batch_left = 0
         return step
 
     def commit(self, step: Step) -> list[tuple[Sequence, int]]:
@@ -205,12 +206,12 @@ class Scheduler:
     def _admits(self) -> bool:
         """Whether newcomers may start; when batches are static, only while one fills."""
         if self._config.scheduling == "static" and not self.running:
-            self._batch_is_open = True
-        return self._batch_is_open and not self.waiting.preempted
+            self._batch_left = self._config.max_num_seqs
+        return not self.waiting.preempted
 
     def _admit_next(self, namespace: bytes, step: Step, now_ms: int) -> Sequence | None:
         """Start a namespace's next newcomer. While it does not fit, nobody else starts."""
-        step.is_open = step.is_open and self._has_seat()
+        step.is_open = step.is_open and self._has_seat() and self._batch_left > 0
         if not step.is_open or (newcomer := self._next_newcomer(namespace, now_ms)) is None:
             return None
         sequence, match = newcomer
@@ -223,6 +224,7 @@ class Scheduler:
         self._start(sequence, fitting, step)
         self.tables.answer(sequence, fitting, now_ms)
         step.admitted.append(sequence)
+        self._batch_left -= 1
         return sequence
 
     def _next_newcomer(self, namespace: bytes, now_ms: int) -> tuple[Sequence, Match] | None:
