@@ -35,20 +35,23 @@ class Scheduler:
         # In the order of first admission; whoever is preempted comes after all who run.
         self.running: list[Sequence] = []
         self._turns = Turns(config.max_num_batched_tokens)
-        self._batch_left = math.inf  # how many more a static batch takes in
+        self._batch_left = math.inf  # how many more the batch takes in, when batches are static
         self._full_at: int | None = None  # the room in which the last one did not fit
 
     def schedule(self, now_ms: int) -> Step:
         """Plan the next step and move its sequences into their blocks."""
         step = Step(budget_left=self._config.max_num_batched_tokens)
+        is_static = self._config.scheduling == "static"
+        if is_static and not (self.running or self.waiting.preempted):
+            self._batch_left = self._config.max_num_seqs
         num_preempted = self.counts["preemptions_total"]
         self._serve_decodes(step)
         if self.counts["preemptions_total"] == num_preempted and self._has_new_room():
             self._resume_preempted(step)
-            step.is_open = self._admits()
+            step.is_open = not self.waiting.preempted
         self._serve_prompts(step, now_ms)
-        if self._config.scheduling == "static" and step.budget_left > 0:
-            self._batch_left = 0
+        if is_static and step.budget_left > 0:
+            self._batch_left = 0  # all who wanted and could are in
         return step
 
     def commit(self, step: Step) -> list[tuple[Sequence, int]]:
@@ -202,12 +205,6 @@ class Scheduler:
         return 0
 
     # Admission
-
-    def _admits(self) -> bool:
-        """Whether newcomers may start; when batches are static, only while one fills."""
-        if self._config.scheduling == "static" and not self.running:
-            self._batch_left = self._config.max_num_seqs
-        return not self.waiting.preempted
 
     def _admit_next(self, namespace: bytes, step: Step, now_ms: int) -> Sequence | None:
         """Start a namespace's next newcomer. While it does not fit, nobody else starts."""
