@@ -21,6 +21,8 @@ class InFlight:
     def __init__(self, config: EngineConfig) -> None:
         """Start with nobody running."""
         self._config = config
+        # Who would wait in a static batch's queue would wait for the whole batch.
+        self._is_on = config.enable_prefix_caching and config.scheduling == "continuous"
         self._leaders: dict[bytes, Sequence] = {}
         self._next_keys: dict[Sequence, bytes] = {}
 
@@ -33,7 +35,7 @@ class InFlight:
         self.leave(leader)
         size = self._config.block_size
         end = (leader.computed // size + 1) * size
-        if end <= leader.num_prompt and self._config.enable_prefix_caching:
+        if self._is_on and end <= leader.num_prompt:
             key = self._next_keys[leader] = leader.chain.at(end).key
             self._leaders.setdefault(key, leader)
 

@@ -147,6 +147,7 @@ def test_a_follower_waits_for_the_tail_of_its_leaders_breakpoint() -> None:
     [
         ({}, {"namespace": b"tenant-b"}),
         ({"enable_prefix_caching": False}, {}),
+        ({"scheduling": "static"}, {}),
         ({"min_shared_tokens": 256}, {}),
     ],
 )
