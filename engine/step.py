@@ -11,7 +11,7 @@ class Step:
     """One step: what the runner is asked, and for whom.
 
     `scheduled` pairs each row's sequence with its number of new tokens; `admitted` are those that
-    left the queue for the first time.
+    left the queue for the first time. The step `is_open` while newcomers may be admitted.
     """
 
     scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -19,6 +19,7 @@ class Step:
     rows: list[Row] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     budget_left: int = 0
+    is_open: bool = False
 
     def add(self, sequence: Sequence, num_new: int) -> None:
         """Let a sequence compute its next `num_new` tokens."""
