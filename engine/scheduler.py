@@ -10,8 +10,9 @@ from collections import Counter, deque
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
+from engine.lease_store import LeaseStore
 from engine.leases import LeaseBook
-from engine.plan import BlockCopy
+from engine.plan import BlockCopy, BlockLoad
 from engine.prefix_index import Match, PrefixIndex
 from engine.sequence import Sequence
 from engine.step import Step
@@ -20,13 +21,15 @@ from engine.step import Step
 class Scheduler:
     """The queue, the running sequences, and the blocks that they share."""
 
-    def __init__(self, config: EngineConfig, *, boot_id: str) -> None:
+    def __init__(
+        self, config: EngineConfig, *, boot_id: str, store: LeaseStore | None = None
+    ) -> None:
         """Start idle; `boot_id` goes into the records that admission freezes."""
         self._config = config
         self._boot_id = boot_id
         self.index = PrefixIndex(config.block_size, enabled=config.enable_prefix_caching)
         self.pool = BlockPool(config.num_blocks, self.index)
-        self.leases = LeaseBook(config, self.pool)
+        self.leases = LeaseBook(config, self.pool, store, boot_id=boot_id)
         # Everyone waiting arrived after everyone running, so both stay in arrival order.
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -45,6 +48,8 @@ class Scheduler:
         Returns the breakpoints it committed, as (sequence, tokens).
         """
         self._release_copy_sources(step)
+        for sequence, match in step.restored:
+            self._publish_restored(sequence, match)
         committed = []
         for sequence, num_new in step.scheduled:
             self._publish(sequence, num_new)
@@ -110,6 +115,9 @@ class Scheduler:
         """Extend the table to `num_tokens`; false when the sequence itself was preempted."""
         num_missing = self._config.blocks_for(num_tokens) - len(sequence.blocks)
         while self.pool.num_free < num_missing:
+            if self.leases.give_up():
+                continue
+            self.pool.note_shortage()
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is sequence:
@@ -134,11 +142,15 @@ class Scheduler:
         ):
             sequence = self.waiting[0]
             match = self._fitting_match(sequence)
+            while match is None and self.leases.give_up():
+                match = self._fitting_match(sequence)
             if match is None:
+                self.pool.note_shortage()
                 break
             if self._affordable(step, sequence.num_tokens - match.tokens) == 0:
                 break
             self.waiting.popleft()
+            match = self._restore(sequence, match)
             self._attach(sequence, match, step)
             if sequence.was_admitted:
                 lost = max(0, sequence.computed - match.tokens)
@@ -178,6 +190,13 @@ class Scheduler:
             return Match(list(kept), reservation.tokens)
         return self.index.match(sequence.chain, sequence.num_tokens, kept)
 
+    def _restore(self, sequence: Sequence, match: Match) -> Match:
+        """Let a stored lease fill what the index does not have, if that pays."""
+        is_partial = match.tokens % self._config.block_size and match.tail_source is None
+        if is_partial or not self._config.enable_prefix_caching:
+            return match  # its last block is kept and half full: only computing goes on in it
+        return self.leases.restore(sequence.chain, sequence.num_tokens, match)
+
     def _attach(self, sequence: Sequence, match: Match, step: Step) -> None:
         """Give the sequence its matched blocks, fresh ones for the rest, and its tail by copy."""
         # Every matched block is held before any is allocated: allocation evicts.
@@ -192,6 +211,11 @@ class Scheduler:
             target = sequence.blocks[len(match.blocks)]
             num_slots = match.tokens - len(match.blocks) * self._config.block_size
             step.copies.append(BlockCopy(match.tail_source, target, num_slots))
+        if match.restored is not None:
+            first, stop = len(match.blocks), self._config.blocks_for(match.tokens)
+            blocks = tuple(sequence.blocks[first:stop])
+            step.loads.append(BlockLoad(blocks, match.restored.payload, skip=first))
+            step.restored.append((sequence, match))
         sequence.chain.adopt(match.prefixes, len(match.blocks) - len(match.prefixes))
 
     def _admit(self, sequence: Sequence, match: Match, now_ms: int) -> None:
@@ -211,7 +235,7 @@ class Scheduler:
         self.counts["prefix_tokens_lease_read_total"] += lease_read
 
     def _answer_breakpoints(self, sequence: Sequence, match: Match) -> None:
-        reservation = self.leases.reserve(sequence.request.namespace)
+        reservation = self.leases.reserve(sequence.request.namespace, sequence.request_id)
         for index, breakpoint_ in enumerate(sequence.request.breakpoints):
             grant = self.leases.answer(
                 breakpoint_,
@@ -239,20 +263,30 @@ class Scheduler:
         for number in range(first, sequence.computed // size):
             self.index.publish(sequence.chain, (number + 1) * size, sequence.blocks[number])
 
+    def _publish_restored(self, sequence: Sequence, match: Match) -> None:
+        """Index the blocks that a stored lease filled, its tail included."""
+        size = self._config.block_size
+        ends = range((len(match.blocks) + 1) * size, match.tokens + 1, size)
+        for end in {*ends, match.tokens}:
+            block = sequence.blocks[self._config.blocks_for(end) - 1]
+            self.index.publish(sequence.chain, end, block)
+
     def _commit_grant(self, sequence: Sequence, index: int) -> None:
         grant = sequence.grants[index]
+        lease_id = grant.lease_id
         if grant.outcome == "granted":
             assert sequence.reservation is not None, "granted without a reservation"
             last_block = self._config.blocks_for(grant.tokens) - 1
             self.index.publish(sequence.chain, grant.tokens, sequence.blocks[last_block])
-            self.leases.commit(
+            lease_id = self.leases.commit(
                 sequence.reservation,
                 sequence.chain.at(grant.tokens),
                 tokens=grant.tokens,
                 table=sequence.blocks,
                 deadline_ms=self._deadline_ms(sequence, index),
+                persist=sequence.request.breakpoints[index].persist,
             )
-        sequence.commit_next_grant()
+        sequence.commit_next_grant(lease_id)
 
     def _deadline_ms(self, sequence: Sequence, index: int) -> int:
         """When the lease of a breakpoint ends: it outlives the entry that it serves."""

@@ -14,7 +14,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.plan import BlockCopy, Plan, Row
-from engine.protocol import Breakpoint, EngineRecord, GenerateRequest
+from engine.protocol import Breakpoint, EngineRecord, GenerateRequest, LeaseReport
 
 Slot = tuple[bytes, int, int] | None
 
@@ -143,6 +143,7 @@ class ListJournal:
         self.closed: dict[str, EngineRecord] = {}
         self.commits: dict[str, list[int]] = {}
         self.outputs: dict[str, int] = {}
+        self.reports: list[LeaseReport] = []
 
     def admitted(self, record: EngineRecord) -> None:
         assert record.request_id not in self.opened, "admitted twice"
@@ -155,6 +156,9 @@ class ListJournal:
     def produced(self, request_id: str, output_tokens: int) -> None:
         assert output_tokens == self.outputs.get(request_id, 0) + 1, "a gap in the output"
         self.outputs[request_id] = output_tokens
+
+    def reported(self, report: LeaseReport) -> None:
+        self.reports.append(report)
 
     def finished(self, record: EngineRecord) -> None:
         assert record.request_id not in self.closed, "finished twice"

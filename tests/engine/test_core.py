@@ -215,7 +215,7 @@ def test_a_live_lease_is_refreshed_and_a_lost_one_restored() -> None:
     here = bench()
     here.run(ask("writer", range(10), breakpoints=(write(7, ttl_ms=100),)))
     later = here.run(ask("reader", range(20), read_tokens=7, breakpoints=(read(7, ttl_ms=500),)))
-    assert later[0].grants == (Grant(7, False, "refreshed"),)
+    assert later[0].grants == (Grant(7, False, "refreshed", lease_id="boot:0"),)
     here.step(advance_ms=400)
     assert here.core.stats()["leases_live"] == 1
     here.step(advance_ms=500)

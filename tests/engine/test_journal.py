@@ -151,7 +151,7 @@ def test_starts_that_serve_nothing_leave_no_files_behind(folder):
     for _ in range(5):
         Journal(folder).close()
 
-    assert len(list(folder.iterdir())) == 3  # the lock, one segment of each kind
+    assert len(list(folder.iterdir())) == 4  # the lock, one segment of each kind
 
 
 def test_a_sync_that_fails_stops_the_next_write(folder):
