@@ -31,6 +31,7 @@ from engine.tiers import Recovered
 log = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES = 256 << 20  # copies that wait for the disk; one is always taken
+CLOSE_SECONDS = 30.0  # for what is queued; a disk that hangs must not keep the engine
 RETRY_MS = 60_000  # after a failed write the disk is left alone so long
 COUNTERS = (
     "lease_files_written_total",
@@ -95,13 +96,17 @@ class DiskTier:
             return []
         return [recovered for file in files if (recovered := self._recover_one(file))]
 
+    @property
+    def free_bytes(self) -> int:
+        """What is left of the budget."""
+        return self._budget_bytes - self._used_bytes
+
     def accepts(self, num_bytes: int) -> bool:
-        """Whether the disk works, the budget has room, and the writer keeps up."""
+        """Whether the disk worked last time, and the writer keeps up."""
         if self._retry_ms is not None and self._clock() < self._retry_ms:
             return False
         with self._lock:
-            keeps_up = not self._queued_bytes or self._queued_bytes + num_bytes <= MAX_QUEUED_BYTES
-            return keeps_up and self._used_bytes + num_bytes <= self._budget_bytes
+            return not self._queued_bytes or self._queued_bytes + num_bytes <= MAX_QUEUED_BYTES
 
     def save(
         self, stored: StoredPrefix, payload: np.ndarray, *, num_bytes: int, deadline_ms: int
@@ -180,7 +185,7 @@ class DiskTier:
     def close(self) -> None:
         """Write what is queued and end the writer; the files stay for the next engine."""
         self._work.put(None)
-        self._thread.join()
+        self._thread.join(CLOSE_SECONDS)
 
     # The writer's thread
 

@@ -54,6 +54,11 @@ class KVCache:
             target = self._blocks[copy.target, :, :, : copy.num_slots]
             target.copy_(self._blocks[copy.source, :, :, : copy.num_slots])
 
+    @property
+    def layout(self) -> str:
+        """What a block's bytes mean: its dimensions in order, layers first."""
+        return "layers, k and v heads, slots, dim: " + str(tuple(self._blocks.shape[1:]))
+
     def snapshot(self, blocks: Sequence[int], num_tokens: int) -> np.ndarray:
         """The blocks' first `num_tokens` slots as bytes, block by block; the slots after are 0."""
         copied = self._blocks[torch.tensor(blocks, device=self._blocks.device)]

@@ -16,14 +16,15 @@ import re
 import struct
 import zlib
 from dataclasses import asdict, dataclass
-from io import FileIO
+from dataclasses import fields as dataclass_fields
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from engine.errors import LeaseFileCorrupt, LeaseFileForeign
 from engine.lease import StoredPrefix
+from engine.prefix_index import TOKEN_BYTES
 
 _MAGIC = b"kvmeter lease 1\n"
 _LENGTHS = struct.Struct("<II")
@@ -101,34 +102,13 @@ def read_manifest(path: Path, origin: Origin) -> LeaseFile:
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise LeaseFileForeign(path)
-        lengths = file.read(_LENGTHS.size)
-        if len(lengths) != _LENGTHS.size:
-            raise LeaseFileCorrupt(path)
-        num_header_bytes, check = _LENGTHS.unpack(lengths)
-        header = file.read(min(num_header_bytes, _MAX_HEADER_BYTES))
-        fields = _fields(header, path)
-        tokens = file.read(4 * fields["num_tokens"])
-        is_whole = os.fstat(file.fileno()).st_size == file.tell() + fields["payload_bytes"]
-    if zlib.crc32(tokens, zlib.crc32(header)) != check or not is_whole:
-        raise LeaseFileCorrupt(path)
-    if any(fields[name] != value for name, value in asdict(origin).items()):
+        try:
+            found, made_by = _read_header(file, named)
+        except (struct.error, ValueError, KeyError, TypeError) as error:
+            raise LeaseFileCorrupt(path) from error
+    if made_by != asdict(origin):
         raise LeaseFileForeign(path)
-    key, expires_at_ms, remaining_ms = named.groups()
-    return LeaseFile(
-        path=path,
-        stored=StoredPrefix(
-            lease_id=fields["lease_id"],
-            request_id=fields["request_id"],
-            owner=bytes.fromhex(fields["owner"]),
-            key=bytes.fromhex(key),
-            parent_key=bytes.fromhex(fields["parent_key"]),
-            tokens=tokens,
-        ),
-        expires_at_ms=int(expires_at_ms),
-        remaining_ms=int(remaining_ms),
-        payload_bytes=fields["payload_bytes"],
-        payload_sha256=fields["payload_sha256"],
-    )
+    return found
 
 
 def read_payload(file: FileIO, num_bytes: int, sha256: str) -> np.ndarray | None:
@@ -144,16 +124,36 @@ def read_payload(file: FileIO, num_bytes: int, sha256: str) -> np.ndarray | None
     return payload if is_whole else None
 
 
-def _fields(header: bytes, path: Path) -> dict[str, Any]:
-    """The header's fields. What it says is checked before it is believed, by its CRC."""
-    try:
-        fields = json.loads(header)
-        sizes = fields["num_tokens"], fields["payload_bytes"]
-        if not all(type(size) is int and size > 0 for size in sizes):
-            raise LeaseFileCorrupt(path)
-    except (ValueError, KeyError, TypeError) as error:
-        raise LeaseFileCorrupt(path) from error
-    return dict(fields)
+def _read_header(file: BufferedReader, named: re.Match[str]) -> tuple[LeaseFile, dict[str, str]]:
+    """What an open file says of itself; any error in it is one of the four that a parser raises."""
+    num_header_bytes, check = _LENGTHS.unpack(file.read(_LENGTHS.size))
+    header = file.read(min(num_header_bytes, _MAX_HEADER_BYTES))
+    fields = json.loads(header)
+    num_token_bytes = TOKEN_BYTES * fields["num_tokens"]
+    num_bytes = file.tell() + num_token_bytes + fields["payload_bytes"]
+    if num_bytes != os.fstat(file.fileno()).st_size:
+        raise ValueError("The file is cut short")
+    tokens = file.read(num_token_bytes)
+    if zlib.crc32(tokens, zlib.crc32(header)) != check:
+        raise ValueError("The check does not fit")
+    key, expires_at_ms, remaining_ms = named.groups()
+    stored = StoredPrefix(
+        lease_id=fields["lease_id"],
+        request_id=fields["request_id"],
+        owner=bytes.fromhex(fields["owner"]),
+        key=bytes.fromhex(key),
+        parent_key=bytes.fromhex(fields["parent_key"]),
+        tokens=tokens,
+    )
+    found = LeaseFile(
+        path=Path(file.name),
+        stored=stored,
+        expires_at_ms=int(expires_at_ms),
+        remaining_ms=int(remaining_ms),
+        payload_bytes=fields["payload_bytes"],
+        payload_sha256=fields["payload_sha256"],
+    )
+    return found, {field.name: fields[field.name] for field in dataclass_fields(Origin)}
 
 
 def _write_all(fd: int, data: memoryview) -> None:

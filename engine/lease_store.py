@@ -5,8 +5,7 @@ find      the longest stored prefix of a sequence; its tokens and owner are comp
 load      the payload from the fastest tier; a copy that is not whole any more is forgotten
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.lease import Lease, StoredPrefix, owner_of, stored_prefix
@@ -44,7 +43,7 @@ class LeaseStore:
         self._block_size, self._block_bytes = block_size, block_bytes
         self._stored: dict[bytes, _Stored] = {}
         self._under: dict[bytes, list[_Stored]] = {}  # by the key of the last full block before
-        self.counts: Counter[str] = Counter()
+        self._num_skipped = 0
 
     def recover(self) -> list[Recovered]:
         """The leases that the tiers kept through a restart."""
@@ -55,23 +54,27 @@ class LeaseStore:
                 found.append(recovered)
         return found
 
-    def save(self, lease: Lease, prefix: Prefix) -> None:
-        """Copy a lease, whose blocks are computed, to every tier that is worth it."""
+    def save(self, lease: Lease, prefix: Prefix, *, spare: Iterable[Lease]) -> list[bytes]:
+        """Copy a lease, whose blocks are computed, to every tier that is worth it.
+
+        `spare` are leases that need no copy; in a full tier those of them that end before this one
+        make room, soonest first. Returns the keys of those that did.
+        """
         num_bytes = len(lease.blocks) * self._block_bytes
-        wanted = [tier for tier in self._tiers if self._is_worth(tier, lease, num_bytes)]
-        takers = [tier for tier in wanted if tier.accepts(num_bytes)]
-        self.counts["lease_saves_skipped_total"] += len(wanted) - len(takers)
-        if not takers:
-            return
-        assert self._snapshot is not None, "tiers come with a snapshot"
-        payload = self._snapshot(lease.blocks, lease.num_tokens)
-        stored = self._stored.get(lease.key)
-        if stored is None:
-            stored = _Stored(stored_prefix(lease, prefix), num_bytes, [])
-            self._add(stored)
-        for tier in takers:
-            stored.saving.append(tier)
-            tier.save(stored.prefix, payload, num_bytes=num_bytes, deadline_ms=lease.deadline_ms)
+        displaced: list[bytes] = []
+        takers = []
+        for tier in self._tiers:
+            if not self._is_worth(tier, lease, num_bytes):
+                continue
+            if tier.accepts(num_bytes):
+                displaced += self._make_room(tier, lease, num_bytes, spare)
+            if tier.accepts(num_bytes) and tier.free_bytes >= num_bytes:
+                takers.append(tier)
+            else:
+                self._num_skipped += 1
+        if takers:
+            self._hand_over(lease, prefix, takers, num_bytes)
+        return displaced
 
     def poll(self) -> list[bytes]:
         """The leases whose saving has ended since the last call, well or not; see `tiers_of`."""
@@ -117,6 +120,7 @@ class LeaseStore:
             if payload is not None:
                 return payload, min(num_tokens, stored.prefix.num_tokens), tier.name
             stored.tiers.remove(tier)
+            tier.drop(key)
         if not stored.saving:
             self.drop(key)
         return None
@@ -146,10 +150,43 @@ class LeaseStore:
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters by metric name."""
-        gauges: dict[str, float] = dict(self.counts)
+        gauges: dict[str, float] = {"lease_saves_skipped_total": self._num_skipped}
         for tier in self._tiers:
             gauges |= tier.stats()
         return gauges
+
+    def _make_room(
+        self, tier: Tier, lease: Lease, num_bytes: int, spare: Iterable[Lease]
+    ) -> list[bytes]:
+        """Drop copies in one tier until it has room, or until none is left that may go."""
+        if tier.free_bytes >= num_bytes:
+            return []
+        displaced = []
+        sooner = [each for each in spare if each.deadline_ms < lease.deadline_ms]
+        for each in sorted(sooner, key=lambda each: each.deadline_ms):
+            stored = self._stored[each.key]
+            if tier in stored.tiers:
+                stored.tiers.remove(tier)
+                tier.drop(each.key)
+                displaced.append(each.key)
+                if not (stored.tiers or stored.saving):
+                    self.drop(each.key)
+            if tier.free_bytes >= num_bytes:
+                break
+        return displaced
+
+    def _hand_over(
+        self, lease: Lease, prefix: Prefix, takers: Sequence[Tier], num_bytes: int
+    ) -> None:
+        assert self._snapshot is not None, "tiers come with a snapshot"
+        payload = self._snapshot(lease.blocks, lease.num_tokens)
+        stored = self._stored.get(lease.key)
+        if stored is None:
+            stored = _Stored(stored_prefix(lease, prefix), num_bytes, [])
+            self._add(stored)
+        for tier in takers:
+            stored.saving.append(tier)
+            tier.save(stored.prefix, payload, num_bytes=num_bytes, deadline_ms=lease.deadline_ms)
 
     def _is_worth(self, tier: Tier, lease: Lease, num_bytes: int) -> bool:
         assert self._costs is not None, "tiers come with costs"
@@ -174,7 +211,9 @@ class LeaseStore:
         assert self._costs is not None, "tiers come with costs"
         num_saved = min(prefix.num_tokens, num_tokens - 1) - matched
         tier = stored.tiers[0].name
-        return self._costs.pays(tier, num_bytes=stored.num_bytes, num_tokens=num_saved)
+        return num_saved > 0 and self._costs.pays(
+            tier, num_bytes=stored.num_bytes, num_tokens=num_saved
+        )
 
     def _add(self, stored: _Stored) -> None:
         self._stored[stored.prefix.key] = stored

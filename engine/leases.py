@@ -154,7 +154,7 @@ class LeaseBook:
                 persist=persist,
             )
             self._meter.hold(lease, self._now_ms)
-            self._store.save(lease, prefix)
+            self._save(lease, prefix)
         self._reservations.settle_one(reservation)
         return lease.id
 
@@ -272,10 +272,14 @@ class LeaseBook:
         lease.persist |= persist
         if lease.blocks:
             self._meter.use(lease, self._now_ms)
-            self._store.save(lease, prefix)  # what could not be saved before
+            self._save(lease, prefix)  # if it could not be saved before
         if lease in self._spilled:
             self._spilled[lease] = self._spilled.pop(lease)
         self._report(lease, "refreshed")
+
+    def _save(self, lease: Lease, prefix: Prefix) -> None:
+        for key in self._store.save(lease, prefix, spare=self._spilled):
+            self._take_copies(key)
 
     def _take_copies(self, key: bytes) -> None:
         """Take note of the tiers that hold a lease whole; one that nothing holds is lost."""

@@ -37,6 +37,11 @@ class ModelRunner:
         logits = compute_logits(self._model, self._cache, plan.rows)
         return self._sampler.sample(logits, [row for row in plan.rows if row.samples])
 
+    @property
+    def kv_layout(self) -> str:
+        """How a block's bytes are laid out; snapshots fit only where it is the same."""
+        return self._cache.layout
+
     @torch.inference_mode()
     def snapshot(self, blocks: Sequence[int], num_tokens: int) -> np.ndarray:
         """Copy the first `num_tokens` slots of `blocks` out of the cache, for a tier to keep."""

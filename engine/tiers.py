@@ -50,8 +50,13 @@ class Tier(Protocol):
         """What an earlier engine left here. Called once, before anything else."""
         ...
 
+    @property
+    def free_bytes(self) -> int:
+        """What is left of its budget."""
+        ...
+
     def accepts(self, num_bytes: int) -> bool:
-        """Whether there is room for so much more now."""
+        """Whether it works and keeps up, budget aside."""
         ...
 
     def save(
