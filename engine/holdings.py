@@ -3,11 +3,13 @@
 Held = distinct pinned blocks + blocks counted by reservations that are still to be computed.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import Literal
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
+from engine.lease import Lease, Reservation
 
 
 class Holdings:
@@ -45,10 +47,18 @@ class Holdings:
         if self._held[owner] == 0:
             del self._held[owner]
 
-    def check_integrity(self, held: Counter[bytes]) -> None:
+    def check_integrity(self, leases: Iterable[Lease], reservations: Iterable[Reservation]) -> None:
         """Assert that what is held is what the holders say, within the cap and each quota."""
-        assert +held == +self._held, "held blocks miscounted"
-        assert self.total == held.total(), "total of held blocks miscounted"
+        blocks: defaultdict[bytes, set[int]] = defaultdict(set)
+        num_counted: Counter[bytes] = Counter()
+        holders: list[Lease | Reservation] = [*leases, *reservations]
+        for holder in holders:
+            blocks[holder.owner].update(holder.blocks)
+        for reservation in reservations:
+            num_counted[reservation.owner] += reservation.num_blocks - len(reservation.blocks)
+        held = {owner: len(blocks[owner]) + num_counted[owner] for owner in blocks}
+        assert +Counter(held) == +self._held, "held blocks miscounted"
+        assert self.total == sum(held.values()), "total of held blocks miscounted"
         assert self.total <= self._config.pin_cap_blocks, f"pin cap broken: {self.total}"
         for owner, num_held in held.items():
             quota = self._config.namespace_quota_blocks

@@ -1,7 +1,7 @@
-"""What a lease is, and what a tier outside the KV pool keeps of one."""
+"""What a lease is, what is reserved for one, and what a tier keeps of one."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.prefix_index import TOKEN_BYTES, Prefix
 from engine.protocol import LeaseReport, ReportReason
@@ -58,6 +58,24 @@ class Lease:
             idle_block_ms=self.idle_block_ms,
             contended_block_ms=self.contended_block_ms,
         )
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """What one request was granted and has not committed yet; nested breakpoints share it.
+
+    blocks           the request's first blocks, pinned: matched at admission or committed since
+    num_blocks       all blocks it was granted; those past `blocks` are counted, not pinned
+    tokens           how many tokens of the request are valid in `blocks`
+    num_outstanding  granted breakpoints still to be committed
+    """
+
+    owner: bytes
+    request_id: str = ""
+    blocks: list[int] = field(default_factory=list)
+    num_blocks: int = 0
+    tokens: int = 0
+    num_outstanding: int = 0
 
 
 @dataclass(frozen=True, slots=True)

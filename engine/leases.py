@@ -11,7 +11,6 @@ Held = distinct pinned blocks + blocks counted by reservations. It never exceeds
 pool that is larger than the cap by one request can always finish one request.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,20 +18,15 @@ from typing import Any
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.holdings import Holdings
-from engine.lease import Lease, owner_of
+from engine.lease import Lease, Reservation, owner_of
 from engine.lease_store import LeaseStore
 from engine.lease_table import LeaseTable
 from engine.pin_meter import PinMeter
 from engine.prefix_index import Match, Prefix, PrefixChain, Restored
 from engine.protocol import Breakpoint, Grant, LeaseReport, ReportReason
-from engine.reservations import Reservation, Reservations
+from engine.reservations import Reservations
 
-COUNTERS = (
-    "lease_expired_total",
-    "lease_unpinned_total",
-    "lease_lost_total",
-    "lease_given_up_total",
-)
+COUNTERS = tuple(f"lease_{what}_total" for what in ("expired", "unpinned", "lost", "given_up"))
 
 
 class LeaseBook:
@@ -61,7 +55,7 @@ class LeaseBook:
         self._reservations = Reservations(config, pool, self._holdings)
         self._reports: list[LeaseReport] = []
         self._num_made = 0
-        self.counts: Counter[str] = Counter()
+        self.counts: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         for recovered in self._store.recover():
             stored = recovered.stored
             lease = self._make(
@@ -213,11 +207,10 @@ class LeaseBook:
         return len(leases)
 
     def report_all(self, now_ms: int) -> None:
-        """Report every lease that pins blocks, because the engine stops."""
+        """Report every lease, because the engine stops."""
         self._now_ms = now_ms
         for lease in self._leases:
-            if lease.blocks:
-                self._report(lease, "stopped")
+            self._report(lease, "stopped")
 
     def take_reports(self) -> list[LeaseReport]:
         """The reports since the last call."""
@@ -231,27 +224,19 @@ class LeaseBook:
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters by metric name."""
-        counters = {name: float(self.counts[name]) for name in COUNTERS}
-        return counters | self._store.stats()
+        return self.counts | self._store.stats()
 
     def pins(self) -> list[int]:
         """The pin count that each block should have."""
         pins = [0] * self._pool.num_blocks
-        for holder in self._holders():
+        for holder in (*self._leases, *self._reservations):
             for block in holder.blocks:
                 pins[block] += 1
         return pins
 
     def check_integrity(self) -> None:
         """Assert that held blocks are counted right, and that every lease is whole somewhere."""
-        held: Counter[bytes] = Counter()
-        holders = self._holders()
-        for owner in {holder.owner for holder in holders}:
-            own = [holder for holder in holders if holder.owner == owner]
-            held[owner] = len({block for holder in own for block in holder.blocks})
-        for reservation in self._reservations:
-            held[reservation.owner] += reservation.num_blocks - len(reservation.blocks)
-        self._holdings.check_integrity(held)
+        self._holdings.check_integrity(self._leases, self._reservations)
         self._leases.check_integrity()
         leased = {block for lease in self._leases for block in lease.blocks}
         num_paid = sum(lease.num_paid_blocks for lease in self._leases)
@@ -314,6 +299,3 @@ class LeaseBook:
         if lease.blocks:
             self._meter.settle(lease, self._now_ms)
         self._reports.append(lease.report(reason, block_bytes=self._config.block_bytes))
-
-    def _holders(self) -> list[Lease | Reservation]:
-        return [*self._leases, *self._reservations]

@@ -1,30 +1,12 @@
 """Reservations: blocks held for leases that were granted and are still being computed."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.holdings import Holdings
-
-
-@dataclass(slots=True, eq=False)
-class Reservation:
-    """What one request was granted and has not committed yet; nested breakpoints share it.
-
-    blocks           the request's first blocks, pinned: matched at admission or committed since
-    num_blocks       all blocks it was granted; those past `blocks` are counted, not pinned
-    tokens           how many tokens of the request are valid in `blocks`
-    num_outstanding  granted breakpoints still to be committed
-    """
-
-    owner: bytes
-    request_id: str = ""
-    blocks: list[int] = field(default_factory=list)
-    num_blocks: int = 0
-    tokens: int = 0
-    num_outstanding: int = 0
+from engine.lease import Reservation
 
 
 class Reservations:

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from engine.config import EngineConfig
+from engine.lease import Reservation
 from engine.plan import Row
 from engine.prefix_index import TOKEN_DTYPE, Match, PrefixChain
 from engine.protocol import EngineRecord, FinishReason, GenerateRequest, Grant
-from engine.reservations import Reservation
 
 
 class Sequence:
