@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.errors import LeaseFileError, LeaseFileForeign
+from engine.errors import LeaseFileCorrupt, LeaseFileError, LeaseFileForeign
 from engine.lease import StoredPrefix
 from engine.lease_files import (
     LeaseFile,
@@ -112,6 +112,7 @@ class DiskTier:
         self, stored: StoredPrefix, payload: np.ndarray, *, num_bytes: int, deadline_ms: int
     ) -> None:
         """Queue a lease to be written."""
+        assert num_bytes == payload.nbytes, f"not the size announced: {payload.nbytes}"
         file = _File(stored, deadline_ms, num_bytes)
         with self._lock:
             assert stored.key not in self._files, "saved twice"
@@ -142,6 +143,8 @@ class DiskTier:
                 opened = file.path.open("rb", buffering=0)
             with opened:
                 payload = read_payload(opened, file.num_bytes, file.sha256)
+            if payload is None:
+                log.warning("lease_file_dropped: %s", LeaseFileCorrupt(file.path))
         except OSError as error:
             log.warning("lease_file_unreadable: %s", error)
             payload = None

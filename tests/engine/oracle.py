@@ -69,15 +69,15 @@ class OracleRunner:
         assert not sources & fresh, f"a copy's source is given away in its step: {sources & fresh}"
         for load in plan.loads:
             self._load(load)
+        if plan.loads:
+            self._fail_if_asked()  # a load broke off: its blocks are empty
         for copy in plan.copies:
             self._copy(copy)
         for row in plan.rows:
             self._check(row, row.start, "before the step")
         for row in plan.rows:
             self._write(row)
-        if self.fails_next:
-            self.fails_next = False
-            raise RuntimeError("injected failure")
+        self._fail_if_asked()
         for row in plan.rows:
             self._check(row, row.start + len(row.tokens), "after the step")
         return [self._sample(row) for row in plan.rows if row.samples]
@@ -100,6 +100,11 @@ class OracleRunner:
             output.append(history % self.vocab_size)
             history = next_history(history, output[-1])
         return output
+
+    def _fail_if_asked(self) -> None:
+        if self.fails_next:
+            self.fails_next = False
+            raise RuntimeError("injected failure")
 
     def _extend(self, content: list[Slot], namespace: bytes, token: int) -> None:
         history = content[-1][2] if content else 0

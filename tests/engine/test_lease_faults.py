@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import save_file
 
 from engine.errors import ModelFileError
 from engine.lease import Lease, owner_of
@@ -291,9 +293,6 @@ def test_row_26_two_readers_in_one_step_both_restore() -> None:
 
 @pytest.mark.parametrize("change", ["missing", "unknown"])
 def test_row_28_a_model_with_a_tensor_too_few_or_too_many_does_not_load(tmp_path, change) -> None:
-    import torch
-    from safetensors.numpy import save_file
-
     folder = write_tiny_model(tmp_path / "model")
     tensors = tiny_tensors(CONFIG)
     if change == "missing":
