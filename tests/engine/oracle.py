@@ -310,7 +310,7 @@ def random_requests(
         breakpoints = tuple(
             Breakpoint(
                 tokens,
-                chance.choice([0, 20, 200, 1_000]),
+                chance.choice([0, 20, 200, 1_000, 4_000]),
                 write=chance.random() < 0.7,
                 persist=chance.random() < 0.5,
             )

@@ -85,7 +85,7 @@ class Scenario:
         config = random_config(self.chance)
         self.tier = SlotTier(
             keeps_all=self.chance.random() < 0.5,
-            budget_bytes=self.chance.choice([5, 20, 1 << 30]),
+            budget_bytes=self.chance.choice([8, 1 << 30, 1 << 30]),
             chance=random.Random(seed),
         )
         self.bench = Bench(
@@ -104,7 +104,7 @@ class Scenario:
         self.promises.store = self.store
         self.meter = Meter(self.bench)
         self.num_reports = 0
-        self.restarts_at = self.chance.choice([None, self.chance.randrange(300)])
+        self.restarts_at = self.chance.choice([None, self.chance.randrange(20, 120)])
         self.has_failures = self.chance.random() < 0.2
 
     def open_store(self, runner: OracleRunner) -> LeaseStore:
@@ -154,6 +154,8 @@ class Scenario:
 
         if self.chance.random() < 0.03:
             self.unpin()
+        if self.chance.random() < 0.1:  # as if blocks were short
+            self.bench.core.scheduler.leases.give_up()
 
     def unpin(self) -> None:
         """End some lease by id or all of a namespace, also what ended before."""
