@@ -126,12 +126,12 @@ class DiskTier:
         ended = []
         while self._saved:
             file, is_saved = self._saved.popleft()
+            if file.is_dropped:
+                continue
             if not is_saved:
                 self._retry_ms = self._clock() + RETRY_MS
-            if not file.is_dropped:
-                ended.append((file.stored.key, is_saved))
-                if not is_saved:
-                    self.drop(file.stored.key)
+                self.drop(file.stored.key)
+            ended.append((file.stored.key, is_saved))
         return ended
 
     def load(self, key: bytes) -> np.ndarray | None:
@@ -172,7 +172,7 @@ class DiskTier:
             file.is_dropped = True
             self._used_bytes -= file.num_bytes
             if file.path is not None:
-                file.path.unlink(missing_ok=True)
+                _remove(file.path)
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters by metric name."""
@@ -224,13 +224,13 @@ class DiskTier:
 
     def _name(self, file: _File, present: Path) -> bool:
         """Give a whole file the name that says its deadline; whether it is still wanted."""
-        remaining_ms = max(0, file.deadline_ms - self._clock())
-        expires_at_ms = self._wall_clock() + remaining_ms
-        name = file_name(file.stored.key, expires_at_ms=expires_at_ms, remaining_ms=remaining_ms)
         with self._lock:
             if file.is_dropped:
-                present.unlink(missing_ok=True)
+                _remove(present)
                 return False
+            left_ms = max(0, file.deadline_ms - self._clock())
+            expires_at_ms = self._wall_clock() + left_ms
+            name = file_name(file.stored.key, expires_at_ms=expires_at_ms, remaining_ms=left_ms)
             file.path = present.rename(self._folder / name)
         return True
 
@@ -243,7 +243,7 @@ class DiskTier:
             log.warning("lease_file_dropped: %s", error)
             kind = "foreign" if isinstance(error, LeaseFileForeign) else "corrupt"
             self._counts[f"lease_files_{kind}_total"] += 1
-            path.unlink(missing_ok=True)
+            _remove(path)
             return None
 
     def _recover_one(self, found: LeaseFile) -> Recovered | None:
@@ -252,9 +252,16 @@ class DiskTier:
         left_ms = min(found.expires_at_ms - self._wall_clock(), found.remaining_ms)
         stored, num_bytes = found.stored, found.payload_bytes
         if left_ms <= 0 or stored.key in self._files:
-            found.path.unlink(missing_ok=True)
+            _remove(found.path)
             return None
         file = _File(stored, self._clock() + left_ms, num_bytes, found.path, found.payload_sha256)
         self._files[stored.key] = file
         self._used_bytes += num_bytes
         return Recovered(stored, file.deadline_ms, num_bytes)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # it ends by its date at the latest
+        log.warning("lease_file_not_removed: %s", error)

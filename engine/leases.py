@@ -39,14 +39,13 @@ class LeaseBook:
         store: LeaseStore | None = None,
         *,
         boot_id: str = "",
-        now_ms: int = 0,
     ) -> None:
         """Start with the leases that `store` kept through a restart, and an empty pool."""
         self._config = config
         self._pool = pool
         self._store = store or LeaseStore()
         self._boot_id = boot_id
-        self._now_ms = now_ms
+        self._now_ms = 0
         self._holdings = Holdings(config, pool)
         self._meter = PinMeter(pool)
         self._leases = LeaseTable()

@@ -230,6 +230,8 @@ class Scheduler:
         lease_read = size * sum(self.pool.is_pinned(block) for block in match.blocks)
         if match.tail_source is not None and self.pool.is_pinned(match.tail_source):
             lease_read += match.tokens - size * len(match.blocks)
+        if match.restored is not None:
+            lease_read += match.restored.tokens
         self.counts["prefix_tokens_queried_total"] += sequence.num_prompt
         self.counts["prefix_tokens_reused_total"] += match.tokens
         self.counts["prefix_tokens_lease_read_total"] += lease_read

@@ -11,12 +11,14 @@ from engine.host_tier import HostTier
 from engine.lease_files import Origin
 from engine.lease_store import LeaseStore
 from engine.model_runner import ModelRunner
-from engine.probing import disk_bytes_per_second, prefill_tokens_per_second
+from engine.probing import (
+    disk_bytes_per_second,
+    fill_bytes_per_second,
+    prefill_tokens_per_second,
+)
 from engine.tiers import Costs, Tier
 
 log = logging.getLogger(__name__)
-
-HOST_BYTES_PER_SECOND = 10e9  # a slow link to a GPU; computing is never faster than that
 
 
 @contextmanager
@@ -35,12 +37,15 @@ def lease_store(
 
     A tier of 0 bytes is none. Measures, so call it before the pool is in use.
     """
+    if not (host_bytes or disk_bytes):
+        yield LeaseStore()
+        return
+    fill = fill_bytes_per_second(runner, runner.snapshot, config, clock_ns)
+    speeds = {"host": fill}
     tiers: list[Tier] = []
-    speeds: dict[str, float] = {}
     with ExitStack() as stack:
         if host_bytes:
             tiers.append(HostTier(budget_bytes=host_bytes))
-            speeds["host"] = HOST_BYTES_PER_SECOND
         if disk_bytes:
             disk = DiskTier(
                 folder,
@@ -51,12 +56,10 @@ def lease_store(
             )
             tiers.append(stack.enter_context(closing(disk)))
             try:
-                speeds["disk"] = disk_bytes_per_second(folder, clock_ns)
+                read = disk_bytes_per_second(folder, clock_ns)
+                speeds["disk"] = 1 / (1 / read + 1 / fill)  # one after the other
             except OSError as error:  # leases then live in memory only
                 log.warning("lease_folder_unusable: %s", error)
-        if not tiers:
-            yield LeaseStore()
-            return
         yield LeaseStore(
             tiers,
             costs=Costs(prefill_tokens_per_second(runner, config, clock_ns), speeds),
