@@ -67,7 +67,7 @@ class EngineCore:
         self._config = config
         self._runner = runner
         self._journal = journal
-        self.scheduler = Scheduler(config, boot_id=boot_id, store=store)
+        self.scheduler = Scheduler(config, boot_id=boot_id, store=store or LeaseStore())
         self._live: dict[str, Sequence] = {}
         self._reports: list[LeaseReport] = []
         # What the client asked to end, with the number of output tokens to keep (None: all).

@@ -36,14 +36,14 @@ class LeaseBook:
         self,
         config: EngineConfig,
         pool: BlockPool,
-        store: LeaseStore | None = None,
+        store: LeaseStore,
         *,
         boot_id: str = "",
     ) -> None:
         """Start with the leases that `store` kept through a restart, and an empty pool."""
         self._config = config
         self._pool = pool
-        self._store = store or LeaseStore()
+        self._store = store
         self._boot_id = boot_id
         self._now_ms = 0
         self._holdings = Holdings(config, pool)
@@ -161,6 +161,8 @@ class LeaseBook:
         At least one of `num_tokens` tokens is left to compute. A lease that turns out to have no
         whole copy left is lost.
         """
+        if not self._config.enable_prefix_caching:
+            return match
         while (key := self._store.find(chain, num_tokens, matched=match.tokens)) is not None:
             found = self._store.load(key, num_tokens - 1)
             self._take_copies(key)
@@ -171,10 +173,7 @@ class LeaseBook:
         return match
 
     def give_up(self, owner: bytes | None = None) -> bool:
-        """Unpin the blocks of one lease that another tier holds whole; whether there was one.
-
-        `owner` narrows the choice to its own leases.
-        """
+        """Unpin one lease (of one owner) that another tier holds whole; whether there was one."""
         for lease in self._spilled:
             if owner in (None, lease.owner):
                 self._unpin(lease)

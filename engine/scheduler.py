@@ -21,9 +21,7 @@ from engine.step import Step
 class Scheduler:
     """The queue, the running sequences, and the blocks that they share."""
 
-    def __init__(
-        self, config: EngineConfig, *, boot_id: str, store: LeaseStore | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig, *, boot_id: str, store: LeaseStore) -> None:
         """Start idle; `boot_id` goes into the records that admission freezes."""
         self._config = config
         self._boot_id = boot_id
@@ -153,8 +151,7 @@ class Scheduler:
             match = self._restore(sequence, match)
             self._attach(sequence, match, step)
             if sequence.was_admitted:
-                lost = max(0, sequence.computed - match.tokens)
-                sequence.tokens_recomputed_preemption += lost
+                sequence.tokens_recomputed_preemption += max(0, sequence.computed - match.tokens)
             else:
                 self._admit(sequence, match, now_ms)
                 step.admitted.append(sequence)
@@ -192,8 +189,7 @@ class Scheduler:
 
     def _restore(self, sequence: Sequence, match: Match) -> Match:
         """Let a stored lease fill what the index does not have, if that pays."""
-        is_partial = match.tokens % self._config.block_size and match.tail_source is None
-        if is_partial or not self._config.enable_prefix_caching:
+        if match.tokens % self._config.block_size and match.tail_source is None:
             return match  # its last block is kept and half full: only computing goes on in it
         return self.leases.restore(sequence.chain, sequence.num_tokens, match)
 
@@ -268,10 +264,9 @@ class Scheduler:
     def _publish_restored(self, sequence: Sequence, match: Match) -> None:
         """Index the blocks that a stored lease filled, its tail included."""
         size = self._config.block_size
-        ends = range((len(match.blocks) + 1) * size, match.tokens + 1, size)
-        for end in {*ends, match.tokens}:
-            block = sequence.blocks[self._config.blocks_for(end) - 1]
-            self.index.publish(sequence.chain, end, block)
+        for number in range(len(match.blocks), self._config.blocks_for(match.tokens)):
+            end = min(match.tokens, (number + 1) * size)
+            self.index.publish(sequence.chain, end, sequence.blocks[number])
 
     def _commit_grant(self, sequence: Sequence, index: int) -> None:
         grant = sequence.grants[index]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from engine.blocks import BlockPool
+from engine.lease_store import LeaseStore
 from engine.leases import LeaseBook
 from engine.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
 from engine.protocol import Breakpoint
@@ -16,7 +17,7 @@ class Book:
     def __init__(self, *, num_matched: int = 0, **changes: object) -> None:
         self.config = small_config(**changes)
         self.pool = BlockPool(self.config.num_blocks, PrefixIndex(4))
-        self.leases = LeaseBook(self.config, self.pool)
+        self.leases = LeaseBook(self.config, self.pool, LeaseStore())
         self.table = [self.pool.allocate() for _ in range(12)]
         self.matched = self.table[:num_matched]
         self.chain = PrefixChain(b"tenant", np.arange(48, dtype=TOKEN_DTYPE), 4)
