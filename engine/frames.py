@@ -111,7 +111,7 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class Unpinned:
-    """The answer to Unpin, when nothing of the leases is left in any tier."""
+    """The answer to Unpin, when no tier outside the KV pool has anything of the leases."""
 
     call: int
     num_leases: int

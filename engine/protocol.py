@@ -175,7 +175,7 @@ ReportReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """What a lease has cost since this engine made it: totals, so the newest report of one counts.
+    """What a lease has cost so far: totals that never fall, so of several the largest counts.
 
     The lease of `request_id`'s breakpoint at `tokens` has pinned blocks for `idle_block_ms` +
     `contended_block_ms` block-milliseconds; contended are those in which its blocks would have been

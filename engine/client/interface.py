@@ -58,8 +58,9 @@ class EngineClient(Protocol):
         """End these leases and all of these namespaces, in every tier; how many there were.
 
         A tenant is the set of its namespaces. Idempotent: unknown ids and namespaces are none. When
-        this returns, nothing of them can be read again, after an engine's restart neither. Raises
-        EngineLost.
+        this returns, no tier outside the KV pool has anything of them, after a restart neither; in
+        the pool their blocks are the next to be overwritten. Requests that run may still commit
+        leases that they were granted: abort them first. Raises EngineLost.
         """
         ...
 
