@@ -85,6 +85,8 @@ def settle(
     InconsistentFacts, which leaves the hold open for a person to look at.
     """
     hold = _find(conn, request_id)
+    if hold.state != "open":
+        return _first_result(conn, request_id)
     _require_consistent(hold, facts)
     ending = replace(
         in_progress(hold),
@@ -122,9 +124,7 @@ def _close(
     state: HoldState = "settled" if due is not None else "released"
     account_id = close_hold(conn, request_id, state, closed_at_ms=booked_at_ms)
     if account_id is None:
-        first = request_record(conn, request_id)
-        assert first is not None, f"closed hold without a request: {request_id}"
-        return Settlement(first, repeated=True)
+        return _first_result(conn, request_id)
     record = _priced(conn, ending, due)
     write_request(conn, record)
     if record.engine is not None:
@@ -134,6 +134,12 @@ def _close(
         _enqueue(conn, record, account_id, created_at_ms=booked_at_ms)
     entries.keep_only(conn, request_id, record.writes)
     return Settlement(record)
+
+
+def _first_result(conn: Connection, request_id: str) -> Settlement:
+    record = request_record(conn, request_id)
+    assert record is not None, f"closed hold without a request: {request_id}"
+    return Settlement(record, repeated=True)
 
 
 def _priced(conn: Connection, ending: RequestRecord, due: Charge | None) -> RequestRecord:

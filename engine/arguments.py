@@ -72,6 +72,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     _add_places(add)
     _add_limits(add)
     _add_machine(add)
+    _add_leases(add)
     return parser
 
 
@@ -149,6 +150,32 @@ def _add_machine(add: Any) -> None:
         metavar="BYTES",
     )
     add(
+        "--dtype",
+        "Number format; auto takes bfloat16 where the processor is fast at it.",
+        variable="KVMETER_DTYPE",
+        type=_one_of("auto", "float32", "bfloat16"),
+        metavar="{auto,float32,bfloat16}",
+        default="auto",
+    )
+    add(
+        "--device",
+        "Where the model runs.",
+        variable="KVMETER_DEVICE",
+        type=_one_of("cpu", "cuda"),
+        metavar="{cpu,cuda}",
+        default="cpu",
+    )
+    add(
+        "--tensor-parallel-size",
+        "GPUs that share one model; only 1 for now.",
+        type=_one,
+        metavar="N",
+        default="1",
+    )
+
+
+def _add_leases(add: Any) -> None:
+    add(
         "--lease-cap-bytes",
         "KV bytes that all leases may pin; if absent 75 %% of the pool. One whole context always "
         "stays free.",
@@ -178,29 +205,6 @@ def _add_machine(add: Any) -> None:
         type=_amount,
         metavar="BYTES",
         default=str(8 << 30),
-    )
-    add(
-        "--dtype",
-        "Number format; auto takes bfloat16 where the processor is fast at it.",
-        variable="KVMETER_DTYPE",
-        type=_one_of("auto", "float32", "bfloat16"),
-        metavar="{auto,float32,bfloat16}",
-        default="auto",
-    )
-    add(
-        "--device",
-        "Where the model runs.",
-        variable="KVMETER_DEVICE",
-        type=_one_of("cpu", "cuda"),
-        metavar="{cpu,cuda}",
-        default="cpu",
-    )
-    add(
-        "--tensor-parallel-size",
-        "GPUs that share one model; only 1 for now.",
-        type=_one,
-        metavar="N",
-        default="1",
     )
 
 

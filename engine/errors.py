@@ -3,6 +3,7 @@
 EngineError
 ├── ModelFileError      a model file is missing, damaged or not what its folder says
 ├── ModelFetchError     the default model could not be fetched
+├── KVCacheTooLarge     the machine does not give the memory asked for the KV cache
 ├── UnsupportedModel    the folder is whole, but this engine cannot run it
 ├── KVCacheTooSmall     the memory given to the KV cache holds not even one block
 ├── FrameError          a frame, or a value in it, is not what the protocol says
@@ -40,7 +41,18 @@ class ModelFetchError(EngineError):
         self.cure = cure
 
 
-class UnsupportedModel(EngineError):  # noqa: N818 - a property of the model, named as one
+class KVCacheTooLarge(EngineError):
+    """The machine does not give the memory asked for the KV cache."""
+
+    def __init__(self, asked_bytes: int) -> None:
+        super().__init__(
+            f"KV cache does not fit into memory: {asked_bytes} bytes; "
+            "name a smaller --kv-cache-memory"
+        )
+        self.asked_bytes = asked_bytes
+
+
+class UnsupportedModel(EngineError):
     """The folder is whole, but this engine cannot run it."""
 
     def __init__(self, path: Path, what: str) -> None:
@@ -49,7 +61,7 @@ class UnsupportedModel(EngineError):  # noqa: N818 - a property of the model, na
         self.what = what
 
 
-class KVCacheTooSmall(EngineError):  # noqa: N818 - a property of the setting, named as one
+class KVCacheTooSmall(EngineError):
     """The memory given to the KV cache holds not even one block."""
 
     def __init__(self, given_bytes: int, block_bytes: int) -> None:

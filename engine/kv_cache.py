@@ -5,13 +5,18 @@
 A block of all layers is one contiguous run, so copying a block is one copy. Flattened, the cache is
 a table of *tiles* (one head's 16 slots of K or V) or of *slots* (one head's K or V of one token);
 the same row numbers serve every layer, counted from that layer's first row.
+
+A block is cleared when it gets its first token or copy, so nothing of an earlier sequence is left
+in it: attention masks slots that are not written yet, but a masked NaN would still be a NaN.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from engine.errors import KVCacheTooLarge
 from engine.models.llama_config import LlamaConfig
 from engine.plan import BlockCopy, BlockLoad
 
@@ -23,7 +28,10 @@ def bytes_per_block(config: LlamaConfig, dtype: torch.dtype, block_size: int) ->
 
 
 class KVCache:
-    """The pool's memory. It starts as zeros: a slot that was never written is finite."""
+    """The pool's memory, and the row numbers by which a step reads and writes it.
+
+    Raises KVCacheTooLarge if the machine does not give that much memory.
+    """
 
     def __init__(
         self,
@@ -39,9 +47,8 @@ class KVCache:
         self.head_dim = config.head_dim
         layers = config.num_hidden_layers
         self._heads = 2 * self.num_kv_heads  # K heads, then V heads
-        self._blocks = torch.zeros(
-            (num_blocks, layers, self._heads, block_size, self.head_dim), dtype=dtype, device=device
-        )
+        shape = (num_blocks, layers, self._heads, block_size, self.head_dim)
+        self._blocks = _zeros(shape, dtype, device)
         slots = self._blocks.view(-1, self.head_dim)
         tiles = self._blocks.view(-1, block_size * self.head_dim)
         self._slots = [slots[i * self._heads * block_size :] for i in range(layers)]
@@ -49,10 +56,15 @@ class KVCache:
         self._tiles_per_block = layers * self._heads
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the first slots of one block to another, in the order given."""
+        """Copy the first slots of one block to another and clear the rest, in the order given."""
         for copy in copies:
-            target = self._blocks[copy.target, :, :, : copy.num_slots]
-            target.copy_(self._blocks[copy.source, :, :, : copy.num_slots])
+            source, target = self._blocks[copy.source], self._blocks[copy.target]
+            target[:, :, : copy.num_slots] = source[:, :, : copy.num_slots]
+            target[:, :, copy.num_slots :] = 0
+
+    def clear(self, blocks: np.ndarray) -> None:
+        """Zero whole blocks, `blocks` [n]."""
+        self._blocks.index_fill_(0, self._rows(blocks.astype(np.int64)), 0)
 
     @property
     def layout(self) -> str:
@@ -100,3 +112,14 @@ class KVCache:
 
     def _rows(self, rows: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(rows.reshape(-1)).to(self._blocks.device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeroed memory; on CPU a page is taken only when it is first written (torch takes all)."""
+    size_bytes = math.prod(shape) * dtype.itemsize
+    try:
+        if device.type == "cpu":
+            return torch.from_numpy(np.zeros(size_bytes, dtype=np.uint8)).view(dtype).view(shape)
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise KVCacheTooLarge(size_bytes) from error

@@ -44,7 +44,7 @@ class _Decode:
 
 
 class PagedAttention:
-    """Attention of one step. Index work is done here once, for all layers.
+    """Attention of one step. Index work is done at construction, once for all layers.
 
     Call it once a layer; it writes the step's K and V before it attends.
     """
@@ -54,7 +54,7 @@ class PagedAttention:
         self._dtype = dtype
         lengths = [len(row.tokens) for row in rows]
         firsts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        self._written = self._slots_of(rows)
+        self._written = self._prepare_slots(rows)
         self._prefills = [
             self._prefill(row, int(first))
             for row, first, length in zip(rows, firsts, lengths, strict=True)
@@ -100,15 +100,16 @@ class PagedAttention:
         attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=decode.mask)
         out[decode.rows] = attended.reshape(num_sequences, *q.shape[1:])
 
-    def _slots_of(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Cache rows of every token of the batch."""
+    def _prepare_slots(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Cache rows of every token of the batch; blocks that get their first token are cleared."""
         size = self._cache.block_size
-        blocks, offsets = [], []
-        for row in rows:
-            positions = np.arange(row.start, row.start + len(row.tokens))
-            blocks.append(row.block_table[positions // size])
-            offsets.append(positions % size)
-        return self._cache.slot_rows(np.concatenate(blocks), np.concatenate(offsets))
+        positions = [np.arange(row.start, row.start + len(row.tokens)) for row in rows]
+        offsets = np.concatenate(positions) % size
+        blocks = np.concatenate(
+            [row.block_table[at // size] for row, at in zip(rows, positions, strict=True)]
+        )
+        self._cache.clear(blocks[offsets == 0])
+        return self._cache.slot_rows(blocks, offsets)
 
     def _prefill(self, row: Row, first: int) -> _Prefill:
         length = len(row.tokens)

@@ -144,6 +144,7 @@ def _announce(info: EngineInfo, config: EngineConfig, url: str) -> None:
     sys.stdout.write(
         f"engine ready: {url}\n"
         f"  {info.model_id}, {info.dtype} on {info.device}; KV pool {config.num_blocks} blocks of "
-        f"{config.block_size} tokens, of which leases may pin {config.pin_cap_blocks}\n"
+        f"{config.block_size} tokens; leases may pin {config.pin_cap_blocks} of them, "
+        f"one namespace {config.namespace_quota_blocks}\n"
     )
     sys.stdout.flush()

@@ -13,6 +13,8 @@ from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+OK = 200
+PROBES = ("/healthz", "/readyz", "/metrics")
 CLIENT_GONE = 499  # for the log and the counters only: nobody is there to read it
 
 
@@ -48,7 +50,8 @@ class Edge:
         try:
             await self._answer(exchange, receive)
         finally:
-            log.info("request", extra=exchange.log_fields(self._now_ms() - started_ms))
+            level = logging.DEBUG if exchange.is_quiet_probe else logging.INFO
+            log.log(level, "request", extra=exchange.log_fields(self._now_ms() - started_ms))
             self._metrics.requests.labels(exchange.route, str(exchange.status)).inc()
             logs.request_id.reset(bound)
 
@@ -103,6 +106,11 @@ class _Exchange:
     def route(self) -> str:
         """The route's template, so that ids in a path make no new label."""
         return getattr(self.scope.get("route"), "path", "none")
+
+    @property
+    def is_quiet_probe(self) -> bool:
+        """A probe or scrape that found what it expects: one every few seconds, for ever."""
+        return self.status == OK and self.route in PROBES
 
     def log_fields(self, duration_ms: int) -> dict[str, object]:
         fields: dict[str, object] = {

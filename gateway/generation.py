@@ -16,7 +16,7 @@ from functools import partial
 from starlette.requests import ClientDisconnect
 
 from billing.entries import activate
-from billing.errors import BillingError
+from billing.errors import InsufficientBalance, UnknownPrice
 from billing.holds import Hold
 from billing.meters import Quantities
 from engine.client import (
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 # The longest the engine may say nothing before it is taken for hung; the SDK's own read timeout.
 ENGINE_SILENCE_SECONDS = 600.0
 
-# What a request may fail with; anything else is a fault of ours, and its traceback goes to the log.
-EXPECTED = (GatewayError, BillingError, EngineLost, ClientDisconnect)
+# What a request may fail with. Anything else is somebody's bug, and its traceback goes to the log.
+EXPECTED = (GatewayError, InsufficientBalance, UnknownPrice, EngineLost, ClientDisconnect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,31 +153,31 @@ class Generation:
 
     async def _follow(self, engine: EngineGeneration, hold: Hold) -> Finished | Rejected:
         """Take the engine's events as they come, and return the last one."""
-        async for event in _in_time(engine):
-            match event:
-                case Admitted():
-                    self._admitted.set_result(cache_outcome(hold, event.grants))
-                case Committed():
-                    await self._activate(event)
-                case Tokens():
-                    self._take(event, engine)
-                case Finished() | Rejected():
-                    return event
-        raise EngineLost("The engine's events ended without a last one")
+        events = aiter(engine)
+        while True:
+            match await _next_event(events):
+                case Admitted(grants=grants):
+                    self._admitted.set_result(cache_outcome(hold, grants))
+                case Committed(tokens=tokens):
+                    await self._activate(tokens)
+                case Tokens(ids=ids):
+                    self._take(ids, engine)
+                case (Finished() | Rejected()) as last:
+                    return last
 
-    async def _activate(self, event: Committed) -> None:
-        """Make the entry of a committed prefix live before any of its answer is seen."""
-        operation = partial(activate, request_id=event.request_id, tokens=event.tokens)
+    async def _activate(self, tokens: int) -> None:
+        """Make the entry of a committed prefix live, before any of the answer is seen."""
+        request_id = self.order.request_id
         try:
-            await write(self._parts, operation)
+            await write(self._parts, partial(activate, request_id=request_id, tokens=tokens))
         except LedgerUnavailable:
             # Not lost: settlement makes every committed entry live.
-            log.warning("entry_not_live_yet", extra={"request_id": event.request_id})
+            log.warning("entry_not_live_yet", extra={"request_id": request_id})
 
-    def _take(self, tokens: Tokens, engine: EngineGeneration) -> None:
+    def _take(self, ids: tuple[int, ...], engine: EngineGeneration) -> None:
         if self._first_token_at_ms is None:
             self._first_token_at_ms = self._parts.now_ms()
-        self._show(self._output.push(tokens.ids))
+        self._show(self._output.push(ids))
         if self._output.stop_sequence is not None:
             # Said again for each overrun token that was on its way; it changes nothing then.
             engine.finish(self._output.num_tokens)
@@ -189,21 +189,24 @@ class Generation:
 
     async def _close(self, finished: Finished) -> Ending:
         """Settle or release, and only then say how the answer ended."""
-        if finished.record is None:
+        record = finished.record
+        if record is None:
             await self._release(finished.reason)
-            raise self._stopped_by or EngineFailed("The engine gave up on a queued request")
+            raise self._stopped_by or Overloaded("The engine dropped this request from its queue")
         self._show(self._output.flush())
-        stop_reason = self._stop_reason(finished.reason)
+        if self._output.stop_sequence is not None:
+            record = bill_up_to(record, self._output.num_tokens)
+        stop_reason = self._stop_reason(record.finish_reason)
         quantities = await settle_hold(
             self._parts,
-            bill_up_to(finished.record, self._output.num_tokens),
+            record,
             stop_reason=stop_reason,
             first_token_at_ms=self._first_token_at_ms,
         )
         self.hold_is_open = False
         if stop_reason is not None:
             return Ending(stop_reason, self._output.stop_sequence, quantities)
-        if finished.reason == "aborted":
+        if record.finish_reason == "aborted":
             raise self._stopped_by or Overloaded("The engine stopped this request")
         log.error("engine_failed", extra={"request_id": self.order.request_id})
         raise EngineFailed("The engine failed on this request")
@@ -227,15 +230,11 @@ class Generation:
                 return "end_turn"
 
 
-async def _in_time(engine: EngineGeneration) -> AsyncIterator[Event]:
-    """The engine's events; raises EngineLost when none came for too long."""
-    events = aiter(engine)
-    while True:
-        try:
-            async with asyncio.timeout(ENGINE_SILENCE_SECONDS):
-                event = await anext(events)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise EngineLost(f"No event in {ENGINE_SILENCE_SECONDS:.0f} s") from None
-        yield event
+async def _next_event(events: AsyncIterator[Event]) -> Event:
+    try:
+        async with asyncio.timeout(ENGINE_SILENCE_SECONDS):
+            return await anext(events)
+    except StopAsyncIteration:
+        raise EngineLost("The engine's events ended without a last one") from None
+    except TimeoutError:
+        raise EngineLost(f"The engine said nothing for {ENGINE_SILENCE_SECONDS:.0f} s") from None

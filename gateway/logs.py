@@ -30,6 +30,7 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every look at the schema
     logging.getLogger("uvicorn.access").disabled = True  # the edge writes a better line
     for chatty in ("alembic", "httpx"):  # a line for each probe of /readyz, each call out
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -9,14 +9,11 @@ import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from billing.errors import BillingError
 from billing.holds import Hold, open_holds
 from engine.client import EngineLost, EngineRecord
 from gateway.closing import release_hold, settle_hold
 from gateway.in_flight import InFlight
-from gateway.ledger import LedgerUnavailable
 from gateway.parts import Parts
 
 log = logging.getLogger(__name__)
@@ -36,8 +33,11 @@ async def keep_recovering(parts: Parts, in_flight: InFlight) -> None:
         try:
             await parts.engine.ready(ENGINE_WAIT_SECONDS)
             num_left = await recover_holds(parts, live=lambda: in_flight.request_ids)
-        except (EngineLost, LedgerUnavailable, SQLAlchemyError) as error:
-            log.warning("recovery_postponed", extra={"reason": str(error)})
+        except EngineLost as error:
+            log.warning("recovery_waits_for_engine", extra={"reason": str(error)})
+            num_left = 1
+        except Exception:
+            log.exception("recovery_failed")
             num_left = 1
         with suppress(TimeoutError):
             async with asyncio.timeout(AGAIN_SECONDS if num_left else IDLE_SECONDS):

@@ -28,6 +28,7 @@ class Settings(BaseSettings):
     models_dir: Path = Path("var/models")  # outside DATA_DIR: models outlive a thrown-away ledger
     model: Path | None = None  # None: the default model, fetched and converted once
     database_url: str | None = None  # None: SQLite in DATA_DIR, nothing to install
+    price_cards: Path | None = None  # None: the list prices that come with the package
     engine_url: str | None = None  # None: the Unix socket of the engine that `up` starts
     cache_ttl_5m_seconds: int = Field(default=300, ge=1)  # the class's name; shorter to rehearse
     cache_ttl_1h_seconds: int = Field(default=3600, ge=1)

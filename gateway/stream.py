@@ -33,7 +33,12 @@ class EventStream(Response):
     """Sends one generation's events as they happen; a reader that leaves abandons it."""
 
     def __init__(
-        self, generation: Generation, *, ping_seconds: float, headers: Mapping[str, str]
+        self,
+        generation: Generation,
+        *,
+        ping_seconds: float,
+        headers: Mapping[str, str],
+        stalled_seconds: float = STALLED_READER_SECONDS,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -46,6 +51,7 @@ class EventStream(Response):
         )
         self._generation = generation
         self._ping_seconds = ping_seconds
+        self._stalled_seconds = stalled_seconds
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +62,7 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         async def send_in_time(message: AsgiMessage) -> None:
             try:
-                async with asyncio.timeout(STALLED_READER_SECONDS):
+                async with asyncio.timeout(self._stalled_seconds):
                     await send(message)
             except TimeoutError:
                 raise ClientDisconnect from None

@@ -6,7 +6,7 @@ from typing import Protocol
 from engine.protocol import EngineInfo, EngineRecord, Event, GenerateRequest, LeaseReport
 
 
-class EngineLost(Exception):  # noqa: N818 - a state of the link, named as one
+class EngineLost(Exception):
     """The link to the engine ended, or could not be made in time."""
 
 

@@ -49,7 +49,8 @@ class Llama:
         sampled    [s] int64, rows whose logits are wanted
         returns    [s, vocab_size] float32
         """
-        x = F.embedding(tokens, self._embedding)
+        # The sum over the layers stays in float32: in bfloat16 it is most of the logits' error.
+        x = F.embedding(tokens, self._embedding).float()
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self._layers):
             x = layer.forward(x, cos, sin, attend, index)
@@ -116,7 +117,8 @@ class _Loader:
         return self._weights.take(name, shape).to(self._device, self._dtype)
 
     def norm(self, name: str, config: LlamaConfig) -> RMSNorm:
-        return RMSNorm(self.tensor(f"{name}.weight", config.hidden_size), config.rms_norm_eps)
+        weight = self._weights.take(f"{name}.weight", (config.hidden_size,))
+        return RMSNorm(weight.to(self._device), config.rms_norm_eps, self._dtype)
 
     def linear(self, out_sizes: dict[str, int], in_size: int, *, has_bias: bool) -> Linear:
         """One linear out of several with the same input, stacked in the order given."""

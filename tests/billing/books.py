@@ -95,17 +95,21 @@ class Books:
         self, *, read: int = 0, w1h: int = 0, w5: int = 0, u: int = 0, o: int = 0
     ) -> dict[str, int]:
         """A whole request of the fault reports' notation; answers its postings."""
-        marks = (("5m" if read else "", read), ("1h", read + w1h), ("5m", read + w1h + w5))
-        writes = tuple(
-            WritePoint(tokens, ttl, f"key-{tokens}") for ttl, tokens in marks[1:] if tokens > read
-        )
-        writes = tuple({write.tokens: write for write in reversed(writes)}.values())[::-1]
+        writes: list[WritePoint] = []
+        if w1h:
+            writes.append(WritePoint(read + w1h, "1h", "key-1h"))
+        if w5:
+            writes.append(WritePoint(read + w1h + w5, "5m", "key-5m"))
         total = read + w1h + w5 + u
         worst = worst_case_nanos(
             T3, total_tokens=total, marked_tokens=total - u, any_1h=w1h > 0, max_tokens=o
         )
         hold = self.open(
-            total_tokens=total, read_tokens=read, max_tokens=o, writes=writes, amount_nanos=worst
+            total_tokens=total,
+            read_tokens=read,
+            max_tokens=o,
+            writes=tuple(writes),
+            amount_nanos=worst,
         )
         self.settle(hold, output_tokens=o)
         return self.postings(hold.request_id)

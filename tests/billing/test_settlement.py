@@ -81,7 +81,7 @@ def test_b39_a_second_settle_changes_nothing(books: Books) -> None:
     hold = books.open()
     first = books.settle(hold, output_tokens=5)
 
-    second = books.settle(hold, output_tokens=99)
+    second = books.settle(hold, output_tokens=99, prompt_tokens=11)
 
     assert second == first
     assert (first.repeated, second.repeated) == (False, True)

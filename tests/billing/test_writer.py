@@ -3,20 +3,22 @@
 import asyncio
 import sqlite3
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, event, func, insert, select, text
+from sqlalchemy import Connection, Engine, event, func, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from billing.database import Database, database_url, writing_engine
+from billing import database as databases
+from billing.database import Database
 from billing.errors import WriterUnavailable
 from billing.tables import outbox
 from billing.writer import BATCH_MAX, Writer, is_conflict
 
 
-def enqueue(name: str):
+def enqueue(name: str) -> Callable[[Connection], str]:
     def write(conn: Connection) -> str:
         conn.execute(insert(outbox).values(id=name, topic="t", payload="{}", created_at_ms=1))
         return name
@@ -45,19 +47,22 @@ class Blocked:
 
 
 @pytest.fixture
-def writer(database_url: str):
-    writer = Writer(writing_engine(_url(database_url)))
+def engine(database_url: str) -> Engine:
+    return databases.writing_engine(databases.database_url(database_url))
+
+
+@pytest.fixture
+def writer(engine: Engine) -> Iterator[Writer]:
+    writer = Writer(engine)
     yield writer
     writer.close()
 
 
-def _url(url: str):
-    return database_url(url)
-
-
-def test_operations_that_wait_share_a_commit(database: Database, writer: Writer) -> None:
-    commits = []
-    event.listen(writer._engine, "commit", commits.append)
+def test_operations_that_wait_share_a_commit(
+    database: Database, engine: Engine, writer: Writer
+) -> None:
+    commits: list[Connection] = []
+    event.listen(engine, "commit", commits.append)
     blocked = Blocked(writer)
     futures = [writer.submit(enqueue(f"row {number}")) for number in range(BATCH_MAX)]
 
@@ -192,21 +197,21 @@ def test_closing_writes_what_was_submitted_and_refuses_more(
         writer.submit(enqueue("late"))
 
 
-def test_a_writer_that_breaks_tells_everyone_who_waits(writer: Writer) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # on purpose
+def test_a_writer_that_breaks_tells_everyone_who_waits(database: Database, writer: Writer) -> None:
+    def ends_the_thread(_conn: Connection) -> None:
+        raise SystemExit
+
     blocked = Blocked(writer)
-    waiting = writer.submit(enqueue("a"))
-    writer._commit = None  # type: ignore[assignment, method-assign]  # the next batch breaks the thread
+    waiting = [writer.submit(operation) for operation in (enqueue("a"), ends_the_thread)]
+    blocked.release()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading, "excepthook", lambda _args: None)
-        blocked.release()
-        blocked.future.result(10)
-        with pytest.raises(WriterUnavailable):
-            waiting.result(10)
-        writer._thread.join(10)
-
-    with pytest.raises(WriterUnavailable):
+    for future in waiting:
+        with pytest.raises(WriterUnavailable, match="stopped"):
+            future.result(10)
+    with pytest.raises(WriterUnavailable, match="closed"):
         writer.submit(enqueue("b"))
+    assert database.read_now(count_rows) == 0
 
 
 def test_a_connection_lost_before_the_commit_is_made_again(postgres_url: str) -> None:

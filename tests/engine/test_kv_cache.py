@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.errors import KVCacheTooLarge
 from engine.kv_cache import KVCache, bytes_per_block
 from engine.models.llama_config import LlamaConfig
 from engine.plan import BlockCopy
@@ -48,14 +49,27 @@ def test_a_block_takes_the_bytes_of_its_kv_over_all_layers() -> None:
     assert bytes_per_block(CONFIG, torch.bfloat16, 16) == 2 * 3 * 2 * 16 * 8 * 2
 
 
-def test_a_copy_moves_the_first_slots_of_every_layer_and_nothing_else(cache: KVCache) -> None:
+def test_a_pool_beyond_memory_is_refused_in_one_sentence() -> None:
+    with pytest.raises(KVCacheTooLarge, match="name a smaller --kv-cache-memory"):
+        KVCache(CONFIG, num_blocks=2**40, block_size=16, dtype=torch.float32, device=CPU)
+
+
+def test_a_copy_moves_the_first_slots_of_every_layer_and_clears_the_rest(cache: KVCache) -> None:
     cache.copy([BlockCopy(source=1, target=3, num_slots=5)])
 
     for layer in range(3):
         assert (contents(cache, 3, layer)[:, :, :5] == 1).all()
-        assert (contents(cache, 3, layer)[:, :, 5:] == 3).all()
+        assert (contents(cache, 3, layer)[:, :, 5:] == 0).all()
         for untouched in (0, 1, 2, 4):
             assert (contents(cache, untouched, layer) == untouched).all()
+
+
+def test_clearing_touches_the_named_blocks_alone(cache: KVCache) -> None:
+    cache.clear(np.array([1, 4], dtype=np.int32))
+
+    for layer in range(3):
+        for block, value in enumerate([0, 0, 2, 3, 0]):
+            assert (contents(cache, block, layer) == value).all()
 
 
 def test_copies_run_in_the_order_given(cache: KVCache) -> None:

@@ -20,13 +20,13 @@ NUM_BLOCKS = 64
 
 
 def fresh_cache(model: Llama) -> KVCache:
-    """A cache full of large values: whatever is read without having been written shows."""
+    """A cache full of NaN: whatever is read without having been written shows."""
     cache = KVCache(
         model.config, num_blocks=NUM_BLOCKS, block_size=16, dtype=model.dtype, device=CPU
     )
     rows = cache.tile_rows(torch.arange(NUM_BLOCKS).numpy()[None, :])
     for tiles in cache._tiles:
-        tiles[rows] = 1e3
+        tiles[rows] = torch.nan
     return cache
 
 

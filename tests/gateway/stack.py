@@ -24,7 +24,7 @@ from billing import customers, price_cards
 from billing.database import Database, migrate
 from billing.holds import open_holds
 from billing.meters import Meter
-from engine.client import connect_engine
+from engine.client import Sampling, connect_engine
 from engine.config import EngineConfig
 from engine.plan import Plan
 from gateway.app import create_app
@@ -58,6 +58,7 @@ class MortalRunner(ScriptedRunner):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.sampling: Sampling | None = None  # of the last row executed
         self._doomed = False
         self._dead = threading.Event()
 
@@ -65,6 +66,7 @@ class MortalRunner(ScriptedRunner):
         if self._doomed:
             self._dead.set()
             raise Killed
+        self.sampling = plan.rows[-1].sampling
         return super().execute(plan)
 
     def kill(self) -> None:
@@ -108,6 +110,8 @@ class Stack:
     admin_key: str = ""
     _keys: int = 0
     _started_ms: int = 0
+    _clients: dict[str, httpx.Client] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _engine_life: ExitStack = field(default_factory=ExitStack)
     _gateway: "_Serving | None" = None
 
@@ -201,17 +205,19 @@ class Stack:
         return self.new_key(organization=organization)
 
     def http(self, key: str | None = None) -> httpx.Client:
-        """A client with this key, the first organisation's unless named."""
-        return httpx.Client(
-            base_url=self.url,
-            headers={"x-api-key": key or self.key, "anthropic-version": "2023-06-01"},
-            timeout=PATIENCE_SECONDS,
-        )
+        """The client with this key, the first organisation's unless named; threads share it."""
+        key = key or self.key
+        with self._lock:
+            if key not in self._clients:
+                headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+                self._clients[key] = httpx.Client(headers=headers, timeout=PATIENCE_SECONDS)
+            client = self._clients[key]
+            client.base_url = httpx.URL(self.url)
+            return client
 
     def post(self, body: dict[str, Any], *, key: str | None = None) -> httpx.Response:
         """One request that is not streamed; five output words at most unless `body` says more."""
-        with self.http(key) as client:
-            return client.post("/v1/messages", json=complete(body))
+        return self.http(key).post("/v1/messages", json=complete(body))
 
     @contextmanager
     def in_background(self, body: dict[str, Any]) -> Iterator["Future[httpx.Response]"]:
@@ -222,16 +228,18 @@ class Stack:
     @contextmanager
     def stream(self, body: dict[str, Any]) -> Iterator[httpx.Response]:
         """A streamed request; leaving the block early is a client that goes away."""
-        with (
-            self.http() as client,
-            client.stream("POST", "/v1/messages", json=complete(body) | {"stream": True}) as answer,
-        ):
-            yield answer
+        streamed = complete(body) | {"stream": True}
+        with self.http().stream("POST", "/v1/messages", json=streamed) as response:
+            yield response
+
+    def leave_early(self, body: dict[str, Any], *, seconds: float) -> None:
+        """A client that waits so long for its whole message, and then goes away."""
+        with pytest.raises(httpx.ReadTimeout):
+            self.http().post("/v1/messages", json=complete(body), timeout=seconds)
 
     def record(self, request_id: str, *, key: str | None = None) -> dict[str, Any]:
         """The request's record, over HTTP."""
-        with self.http(key) as client:
-            response = client.get(f"/v1/kvmeter/requests/{request_id}")
+        response = self.http(key).get(f"/v1/kvmeter/requests/{request_id}")
         assert response.status_code == 200, response.text
         body: dict[str, Any] = response.json()
         return body
@@ -239,6 +247,11 @@ class Stack:
     def open_holds(self) -> list[str]:
         """The requests that the ledger still waits for."""
         return [hold.request_id for hold in self.database.read_now(open_holds)]
+
+    def close_clients(self) -> None:
+        """Close every connection."""
+        for client in self._clients.values():
+            client.close()
 
     def wait_until(self, holds: Callable[[], bool], *, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait for something that other threads are about to do."""
@@ -287,6 +300,7 @@ def running_stack(
             yield stack
         finally:
             stack.runner.hurry()  # a test that failed may have left it waiting
+            stack.close_clients()
             stack.stop_gateway()
     finally:
         stack.stop_engine()

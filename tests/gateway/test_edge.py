@@ -105,3 +105,15 @@ async def test_each_request_has_an_id_of_its_own() -> None:
     assert [answer.headers["request-id"] for answer in answers] == [a.text for a in answers]
     assert len({answer.text for answer in answers}) == 3
     assert requests_of(metrics, 200) == 3
+
+
+async def test_a_probe_that_finds_all_well_is_not_an_info_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with front(tmp_path) as gateway:
+        with caplog.at_level(logging.DEBUG):
+            await gateway.http.get("/healthz")
+            await gateway.http.get("/nowhere")
+
+    levels = {vars(r)["path"]: r.levelno for r in caplog.records if r.getMessage() == "request"}
+    assert levels == {"/healthz": logging.DEBUG, "/nowhere": logging.INFO}

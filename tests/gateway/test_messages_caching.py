@@ -1,11 +1,13 @@
 """The caching cases of the Messages API's conformance list, by their numbers."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.gateway.books import assert_books_agree
+from tests.gateway.cache_oracle import Oracle
 from tests.gateway.stack import Stack, running_stack
 from tests.gateway.talk import Split, assistant, hundreds, split_of, text, user
 
@@ -160,6 +162,18 @@ def test_m13_without_a_marker_nothing_is_billed_as_cached(stack: Stack):
     assert gift > 2900, "The engine reuses what it has, and says so."
 
 
+def test_m14_two_requests_at_once_both_write_and_the_next_one_reads(stack: Stack):
+    """The original's rule; waiting for a pending entry instead comes with the engine's issue."""
+    body = {"messages": [user(text(1000, "u", ttl="5m"))]}
+    stack.runner.gate.clear()
+    with stack.in_background(body) as first, stack.in_background(body) as second:
+        stack.wait_until(lambda: len(stack.open_holds()) == 2)
+        stack.runner.gate.set()
+
+    assert split_of(first.result()) == split_of(second.result()) == Split(w5=1000)
+    assert usage(stack, **body) == Split(read=1000)
+
+
 def test_m15_no_workspace_reads_what_another_wrote(stack: Stack):
     body = {"system": [text(1000, "s", ttl="5m")], "messages": [user(text(1))]}
     other_workspace = stack.new_workspace(workspace="wrk_second")
@@ -203,6 +217,32 @@ def test_m21_more_markers_cost_the_same(stack: Stack):
 
     assert first == second == Split(w5=1200)
     assert first.base_input_twentieths == second.base_input_twentieths
+
+
+def test_random_layouts_of_markers_are_billed_as_the_rules_say(stack: Stack):
+    random, oracle, seconds = Random(1), Oracle(min_tokens=512), 0
+    total_read = 0
+    for _ in range(40):
+        seconds += random.choice([0, 1, 100, 299, 300, 301])
+        stack.at(seconds)
+        changed_from = random.randint(0, 40)
+        contents = [
+            (f"{i}{random.choice('ab') if i >= changed_from else ''}.", 30 + 60 * (i % 2))
+            for i in range(random.randint(1, 30))
+        ]
+        marked = sorted(random.sample(range(len(contents)), random.randint(0, 4) % len(contents)))
+        num_long = random.randint(0, len(marked))
+        marks = {i: "1h" if at < num_long else "5m" for at, i in enumerate(marked)}
+        blocks = [text(tokens, tag, ttl=marks.get(i)) for i, (tag, tokens) in enumerate(contents)]
+
+        split = usage(stack, messages=[user(*blocks)])
+
+        lengths = [tokens for _, tokens in contents]
+        named = [(block["text"], n) for block, n in zip(blocks, lengths, strict=True)]
+        q = oracle.bill(named, marks, seconds * 1000)
+        assert split == Split(q.cache_read, q.cache_write_5m, q.cache_write_1h, q.input)
+        total_read += split.read
+    assert total_read > 0, "The run must have met hits."
 
 
 def test_a_1h_entry_stays_one_when_a_5m_marker_reads_it(stack: Stack):

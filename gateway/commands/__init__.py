@@ -1,0 +1,75 @@
+"""The `kvmeter` command: one file a noun, one sentence for every expected error."""
+
+import sys
+
+import typer
+from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError
+
+from billing.errors import BillingError
+from gateway.commands import (
+    engine,
+    gateway,
+    keys,
+    ledger,
+    migrate,
+    models,
+    organizations,
+    report,
+    up,
+    workspaces,
+)
+from gateway.commands.options import CommandError
+from gateway.errors import ModelFolderError
+from gateway.server import CannotListen
+
+app = typer.Typer(
+    name="kvmeter",
+    help="A self-hosted LLM API that sells prompt caching honestly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("up", context_settings=engine.PASS_THROUGH)(up.up)
+app.command("gateway")(gateway.gateway)
+app.command("engine", context_settings=engine.WITHOUT_HELP)(engine.engine)
+app.command("migrate")(migrate.migrate)
+app.add_typer(organizations.app, name="organizations")
+app.add_typer(workspaces.app, name="workspaces")
+app.add_typer(keys.app, name="keys")
+app.add_typer(report.app, name="report")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(models.app, name="models")
+
+EXPECTED = (
+    BillingError,
+    CannotListen,
+    CommandError,
+    DBAPIError,
+    ModelFolderError,
+    OSError,
+    ValidationError,
+)
+
+
+def main() -> None:
+    """Run one command; an expected error ends it with one sentence and exit code 1."""
+    try:
+        app()
+    except EXPECTED as error:
+        typer.echo(f"kvmeter: {_sentence(error)}", err=True)
+        sys.exit(1)
+
+
+def _sentence(error: Exception) -> str:
+    """What the operator reads."""
+    match error:
+        case ValidationError():
+            fault = error.errors()[0]
+            name = ".".join(map(str, fault["loc"])).upper()
+            return f"Setting {name}: {fault['msg'].removeprefix('Value error, ')}"
+        case OSError(strerror=str(reason), filename=str(file)):
+            return f"{reason}: {file}"
+        case DBAPIError():
+            return f"The database cannot be used: {str(error.orig).splitlines()[0]}"
+    return str(error)

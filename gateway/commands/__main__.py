@@ -1,0 +1,5 @@
+"""`python -m gateway.commands` is `kvmeter`."""
+
+from gateway.commands import main
+
+main()

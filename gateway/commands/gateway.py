@@ -1,0 +1,106 @@
+"""`kvmeter gateway`: where the gateway is put together from its parts."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from billing.database import Database
+from billing.price_cards import default_cards_path, load_cards, publish
+from engine.client import EngineClient, EngineInfo, EngineLost, connect_engine
+from gateway.app import create_app
+from gateway.catalog import Catalog, ServedModel, read_model
+from gateway.clock import now_ms
+from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id, open_database
+from gateway.commands.pid_file import pid_file
+from gateway.in_flight import InFlight
+from gateway.logs import configure_logging
+from gateway.parts import Parts
+from gateway.secret import load_server_secret
+from gateway.server import listening, serve, stop_at_end_of_stdin
+from gateway.settings import Settings
+from gateway.worker import sweeping
+
+DRAIN_SECONDS = 10.0  # how long running requests may go on once we are told to stop
+ENGINE_WAIT_SECONDS = 0.5  # between two looks at whether we are told to stop
+
+
+def gateway(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    host: Annotated[str, typer.Option(envvar="HOST", help="Address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="PORT", help="Port to serve on.")] = 8080,
+    model: Annotated[
+        Path | None,
+        typer.Option(envvar="KVMETER_MODEL", help="The folder of the model that the engine runs."),
+    ] = None,
+    until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Run the gateway alone; KVMETER_ENGINE_URL says where its engine listens."""
+    if until_stdin_closes:  # a terminal signals the whole group; the parent decides
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+    settings = Settings(data_dir=data_dir, host=host, port=port, model=model)
+    configure_logging(form=settings.log_format, level=settings.log_level)
+    with open_database(data_dir) as database, listening(host, port) as listener:
+        cards = load_cards(settings.price_cards or default_cards_path())
+        database.write_now(lambda connection: publish(connection, cards, now_ms()))
+        with pid_file(settings.data_dir, "gateway"):
+            uvloop.run(_run(settings, database, listener, parent_on_stdin=until_stdin_closes))
+
+
+async def _run(
+    settings: Settings, database: Database, listener: socket.socket, *, parent_on_stdin: bool
+) -> None:
+    """Wait for the engine, serve its model, and drain when told to stop."""
+    stop = _stop_event(parent_on_stdin=parent_on_stdin)
+    engine = connect_engine(settings.link_url)
+    try:
+        info = await _first_info(engine, stop)
+        if info is None:
+            return
+        parts = Parts(
+            settings=settings,
+            engine=engine,
+            database=database,
+            catalog=Catalog([_model(settings, info)]),
+            secret=load_server_secret(settings.server_secret_path),
+            boot_id=new_id("gw"),
+            now_ms=now_ms,
+            new_id=new_id,
+        )
+        app = create_app(parts)
+        in_flight: InFlight = app.state.in_flight
+        async with sweeping(parts):
+            await serve(app, listener, stop=stop, drain=lambda: in_flight.drain(DRAIN_SECONDS))
+    finally:
+        await engine.close()
+
+
+async def _first_info(engine: EngineClient, stop: asyncio.Event) -> EngineInfo | None:
+    """What the engine is, however long it takes to load its model; None if told to stop first."""
+    while not stop.is_set():
+        with contextlib.suppress(EngineLost):
+            return await engine.ready(ENGINE_WAIT_SECONDS)
+    return None
+
+
+def _model(settings: Settings, info: EngineInfo) -> ServedModel:
+    folder = settings.model or settings.models_dir / info.model_id
+    return read_model(folder, info, min_cache_tokens=settings.cache_min_tokens)
+
+
+def _stop_event(*, parent_on_stdin: bool) -> asyncio.Event:
+    """An event that our parent sets by closing our stdin, or without a parent a signal."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    if parent_on_stdin:
+        stop_at_end_of_stdin(lambda: loop.call_soon_threadsafe(stop.set))
+    else:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+    return stop

@@ -1,0 +1,76 @@
+"""`kvmeter report`: what was used and what it costs."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from billing.meters import Meter
+from billing.money import usd
+from billing.reports import usage as report_usage
+from gateway.commands.options import (
+    DEFAULT_DATA_DIR,
+    AsJson,
+    DataDir,
+    open_database,
+    parse_instant,
+    print_json,
+    print_table,
+)
+
+app = typer.Typer(help="Reports.", no_args_is_help=True)
+
+
+class Dimension(StrEnum):
+    """What a report can be grouped by."""
+
+    ORGANIZATION = "organization"
+    WORKSPACE = "workspace"
+    KEY = "key"
+    MODEL = "model"
+    DAY = "day"
+
+
+@app.command()
+def usage(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    organization: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Requests that ended at or after this ISO date (UTC).")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Requests that ended before this ISO date (UTC).")
+    ] = None,
+    by: Annotated[
+        list[Dimension] | None, typer.Option(help="A row for each of these; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens and money by meter."""
+    dimensions = tuple(dict.fromkeys(by or [Dimension.ORGANIZATION]))
+    since_ms, until_ms = parse_instant(since), parse_instant(until)
+    with open_database(data_dir) as database:
+        rows = database.read_now(
+            lambda connection: report_usage(
+                connection,
+                group_by=[dimension.value for dimension in dimensions],
+                since_ms=since_ms,
+                until_ms=until_ms,
+                organization_id=organization,
+            )
+        )
+    if as_json:
+        print_json([row.as_json() for row in rows])
+        return
+    print_table(
+        [*dimensions, "requests", *Meter, "USD"],
+        [
+            [
+                *(row.group[dimension] for dimension in dimensions),
+                f"{row.num_requests:,}",
+                *(f"{row.quantities[meter]:,}" for meter in Meter),
+                usd(row.total_nanos),
+            ]
+            for row in rows
+        ],
+    )

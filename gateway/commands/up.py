@@ -1,0 +1,153 @@
+"""`kvmeter up`: the whole thing on one machine, from an empty folder to a served model."""
+
+import asyncio
+import fcntl
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+
+from billing.database import Database, migrate
+from gateway.clock import now_ms
+from gateway.commands.models import fetch_default_model
+from gateway.commands.options import DEFAULT_DATA_DIR, CommandError, DataDir, new_id
+from gateway.commands.pid_file import pid_file
+from gateway.first_keys import make_first_keys
+from gateway.server import listening
+from gateway.settings import Settings
+from gateway.supervisor import Child, run_children
+
+# Together under the 15 s in which `up` promises to end. A gateway gives running requests 10 s.
+GATEWAY_STOP_SECONDS = 12.5
+ENGINE_STOP_SECONDS = 1.5
+
+READY_POLL_SECONDS = 0.1
+
+
+def up(
+    context: typer.Context,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    host: Annotated[str, typer.Option(envvar="HOST", help="Address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="PORT", help="Port to serve on.")] = 8080,
+    model: Annotated[
+        Path | None,
+        typer.Option(envvar="KVMETER_MODEL", help="A model folder instead of the default model."),
+    ] = None,
+) -> None:
+    """Serve: engine, gateway and ledger in one; further flags go to the engine.
+
+    The first start fetches the model and makes the first keys. SIGTERM or Ctrl-C drains.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # until there is something to drain
+    settings = Settings(data_dir=data_dir.absolute(), host=host, port=port)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with _only_one(settings.data_dir), pid_file(settings.data_dir, "up"):
+        with listening(host, port):
+            pass  # fail now, rather than after the model is loaded
+        folder = model or fetch_default_model(settings.models_dir)
+        migrate(settings.ledger_url)
+        _make_first_keys(settings)
+        problem = asyncio.run(_serve(settings, folder.absolute(), engine_flags=context.args))
+    if problem:
+        raise CommandError(f"{problem} before it served")
+
+
+@contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    """Hold the data folder's lock; the kernel lets go of it if this process is killed."""
+    with (data_dir / "up.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandError(f"Another kvmeter up is using {data_dir}") from None
+        yield
+
+
+def _make_first_keys(settings: Settings) -> None:
+    """Make the first keys if this is the first start, and show them this once."""
+    database = Database(settings.ledger_url)
+    try:
+        keys = make_first_keys(database, settings.first_keys_path, new_id=new_id, now_ms=now_ms())
+    finally:
+        database.close()
+    if keys is not None:
+        typer.echo(
+            f"Your first keys, also in {settings.first_keys_path}:\n"
+            f"  organization  {keys.organization_id}\n"
+            f"  workspace     {keys.workspace_id}\n"
+            f"  api key       {keys.api_key}\n"
+            f"  admin key     {keys.admin_key}"
+        )
+
+
+async def _serve(settings: Settings, folder: Path, *, engine_flags: list[str]) -> str | None:
+    """Run engine and gateway until a signal; None after a drain, else what went wrong."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
+    kvmeter = [sys.executable, "-m", "gateway.commands"]
+    shared = ["--data-dir", str(settings.data_dir), "--model", str(folder)]
+    engine = Child(
+        "engine",
+        [sys.executable, "-m", "engine", *shared, "--listen", settings.link_url, *engine_flags],
+        stop_seconds=ENGINE_STOP_SECONDS,
+        say=_say,
+    )
+    gateway = Child(
+        "gateway",
+        [*kvmeter, "gateway", *shared, "--host", settings.host, "--port", str(settings.port)],
+        stop_seconds=GATEWAY_STOP_SECONDS,
+        say=_say,
+    )
+    try:
+        return await run_children(
+            [engine, gateway], ready=lambda: _announce(settings, folder.name), stop=stop
+        )
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # we are on our way out
+
+
+async def _announce(settings: Settings, model_id: str) -> None:
+    """Wait until the gateway is ready; then say so, and how to try it."""
+    url = f"http://{settings.host}:{settings.port}"
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while not await _is_ready(client, url):  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(READY_POLL_SECONDS)
+    typer.echo(_curl_line(url, model_id, settings.first_keys_path))
+    typer.echo(f"kvmeter ready: {url}")
+    sys.stdout.flush()
+
+
+async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(f"{url}/readyz")).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _curl_line(url: str, model_id: str, first_keys: Path) -> str:
+    """A line to paste into a shell; it reads the key from its file, so that no log keeps it."""
+    key = f"$(sed -n 's/.*\"api_key\": \"\\(.*\\)\".*/\\1/p' '{first_keys}')"
+    body = {
+        "model": model_id,
+        "max_tokens": 64,
+        "messages": [{"role": "user", "content": "What is gravity?"}],
+    }
+    return (
+        f'Try: curl {url}/v1/messages -H "x-api-key: {key}" '
+        f"-H 'anthropic-version: 2023-06-01' -H 'content-type: application/json' "
+        f"-d '{json.dumps(body)}'"
+    )
+
+
+def _say(sentence: str) -> None:
+    typer.echo(f"kvmeter: {sentence}", err=True)

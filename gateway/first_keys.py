@@ -1,0 +1,114 @@
+"""The first organisation and its keys: made once, written where only the operator reads.
+
+The set is drafted to a file, then inserted, then the draft gets its final name. A crash at any
+point leaves a draft that the next start inserts (again, without effect) and renames, so there is
+never a second set and never a key that works but was not written down.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from sqlalchemy import Connection
+
+from billing import customers
+from billing.database import Database
+
+FILE_NAME = "first-keys.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstKeys:
+    """What `first-keys.json` holds."""
+
+    organization_id: str
+    workspace_id: str
+    api_key: str
+    admin_key: str
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The set in `path`. Raises ValueError if the file is torn or not such a set."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except TypeError as error:
+            raise ValueError(f"Not a set of first keys: {path}") from error
+
+    def write(self, path: Path) -> None:
+        """Write the set, readable by its owner only, and wait until it is on disk."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o600)  # a draft may lie there with another mode
+            file.write(json.dumps(asdict(self), indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def make_first_keys(
+    database: Database, path: Path, *, new_id: Callable[[str], str], now_ms: int
+) -> FirstKeys | None:
+    """Make the first set of keys and write it to `path`; None if that happened before."""
+    if path.exists():
+        return None
+    draft = path.with_name(f".{path.name}.draft")
+    keys = _drafted(draft, new_id)
+    database.write_now(lambda connection: _insert(connection, keys, new_id=new_id, now_ms=now_ms))
+    draft.rename(path)
+    return keys
+
+
+def new_secret(kind: customers.KeyKind) -> str:
+    """A secret of 32 random bytes behind a prefix that says what kind of key it is."""
+    prefix = "kvma" if kind == "admin" else "kvm"
+    return f"{prefix}-{secrets.token_urlsafe(32)}"
+
+
+def _drafted(draft: Path, new_id: Callable[[str], str]) -> FirstKeys:
+    """The set that an interrupted start drafted, or a new one; a torn draft was never inserted."""
+    try:
+        return FirstKeys.read(draft)
+    except (FileNotFoundError, ValueError):
+        organization_id = new_id("org")
+        keys = FirstKeys(
+            organization_id=organization_id,
+            workspace_id=customers.default_workspace_id(organization_id),
+            api_key=new_secret("customer"),
+            admin_key=new_secret("admin"),
+        )
+        keys.write(draft)
+        return keys
+
+
+def _insert(
+    connection: Connection, keys: FirstKeys, *, new_id: Callable[[str], str], now_ms: int
+) -> None:
+    """Insert the set in one transaction, unless an interrupted start already did."""
+    if customers.find_caller(connection, keys.api_key) is not None:
+        return
+    customers.create_organization(
+        connection, id=keys.organization_id, name="first", mode="postpaid", now_ms=now_ms
+    )
+    customers.create_key(
+        connection,
+        id=new_id("key"),
+        secret=keys.api_key,
+        organization_id=keys.organization_id,
+        workspace_id=keys.workspace_id,
+        name="first",
+        kind="customer",
+        now_ms=now_ms,
+    )
+    customers.create_key(
+        connection,
+        id=new_id("key"),
+        secret=keys.admin_key,
+        organization_id=keys.organization_id,
+        workspace_id=None,
+        name="first admin",
+        kind="admin",
+        now_ms=now_ms,
+    )

@@ -1,0 +1,109 @@
+"""Child processes that live and die with `kvmeter up`.
+
+Each child reads its stdin, a pipe whose other end only this process holds: the end of that pipe is
+the one order to stop. Children ignore the signals of their process group, so a Ctrl-C reaches them
+through us, in our order; and when we are killed the kernel closes the pipes, so none outlives us.
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+FIRST_BACKOFF_SECONDS = 0.2
+LAST_BACKOFF_SECONDS = 10.0
+STABLE_SECONDS = 30.0  # a child that lived this long starts with a short back-off again
+
+STDIN_FLAG = "--until-stdin-closes"
+
+
+class Child:
+    """One process: started, started again when it dies, stopped by the end of its stdin."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        stop_seconds: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self._command = [*command, STDIN_FLAG]
+        self._stop_seconds = stop_seconds
+        self._say = say
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start the process."""
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.PIPE
+        )
+
+    async def ended(self) -> str:
+        """Wait for the process to end by itself; say how it did."""
+        assert self._process is not None, "start() comes first"
+        code = await self._process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"The {self.name} ended with {how}"
+
+    async def keep_alive(self) -> None:
+        """Start the process again whenever it dies, for ever, and say so each time."""
+        loop = asyncio.get_running_loop()
+        backoff_seconds = FIRST_BACKOFF_SECONDS
+        while True:
+            started = loop.time()
+            how = await self.ended()
+            if loop.time() - started > STABLE_SECONDS:
+                backoff_seconds = FIRST_BACKOFF_SECONDS
+            self._say(f"{how}; starting it again in {backoff_seconds:g} s")
+            await asyncio.sleep(backoff_seconds)
+            backoff_seconds = min(2 * backoff_seconds, LAST_BACKOFF_SECONDS)
+            await self.start()
+
+    async def stop(self) -> None:
+        """Order the process to end, and kill it if it takes longer than it may."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None, "children are started with a pipe"
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), self._stop_seconds)
+        except TimeoutError:
+            self._say(f"The {self.name} did not end within {self._stop_seconds:g} s; killing it")
+            self._process.kill()
+            await self._process.wait()
+
+
+async def run_children(
+    children: Sequence[Child], *, ready: Callable[[], Awaitable[None]], stop: asyncio.Event
+) -> str | None:
+    """Run `children` until `stop` is set, then stop them in reverse order of their start.
+
+    `ready` returns once they serve; it is asked only once. Returns None after an ordered stop, or
+    how a child ended if it did so before `ready` returned: then there is nothing to keep alive.
+    """
+    try:
+        for child in children:
+            await child.start()
+        early = await _first(stop.wait(), ready(), *(child.ended() for child in children))
+        if isinstance(early, str):
+            return early
+        await _first(stop.wait(), *(child.keep_alive() for child in children))
+        return None
+    finally:
+        for child in reversed(children):
+            await child.stop()
+
+
+async def _first(*waits: Awaitable[object]) -> object:
+    """The result of whichever ends first; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task.result() for task in tasks if task in done)
+    finally:
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

@@ -1,0 +1,153 @@
+"""The operator's commands: what they print, and one sentence for what they refuse."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from billing.customers import find_caller
+from billing.database import Database
+from gateway.commands import app, main
+from gateway.settings import Settings
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def run(data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `kvmeter` in this process; returns its stdout, or its stderr if it fails as expected."""
+
+    def run(*arguments: str, fails: bool = False) -> str:
+        monkeypatch.setattr("sys.argv", ["kvmeter", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        assert bool(ended.value.code) == fails, captured.err
+        if fails:
+            assert captured.out == ""
+            assert len(captured.err.strip().splitlines()) == 1, captured.err
+        return captured.err if fails else captured.out
+
+    return run
+
+
+@pytest.fixture
+def migrated(run: Run) -> Run:
+    run("migrate")
+    return run
+
+
+def test_a_key_of_a_new_workspace_is_known_by_its_secret(migrated: Run, data_dir: Path) -> None:
+    organization = migrated("organizations", "create", "--name", "acme").strip()
+    workspace = migrated("workspaces", "create", "--organization", organization).strip()
+    key = json.loads(
+        migrated(
+            "keys", "create", "--organization", organization, "--workspace", workspace, "--json"
+        )
+    )
+
+    database = Database(Settings(data_dir=data_dir).ledger_url)
+    caller = database.read_now(lambda conn: find_caller(conn, key["secret"]))
+    database.close()
+
+    assert key.keys() == {"id", "secret"}
+    assert caller is not None
+    assert caller.key_id == key["id"]
+    assert caller.workspace_id == workspace
+    assert key["secret"] not in migrated("keys", "list")
+    assert key["id"] in migrated("keys", "list", "--json")
+
+
+def test_a_revoked_key_stays_listed(migrated: Run) -> None:
+    organization = migrated("organizations", "create").strip()
+    key = json.loads(migrated("keys", "create", "--organization", organization, "--json"))
+
+    migrated("keys", "revoke", key["id"])
+
+    (listed,) = json.loads(migrated("keys", "list", "--json"))
+    assert listed["id"] == key["id"]
+    assert listed["revoked_at_ms"] is not None
+
+
+def test_a_top_up_is_in_the_books(migrated: Run) -> None:
+    organization = migrated("organizations", "create", "--prepaid").strip()
+
+    migrated("organizations", "top-up", organization, "--usd", "5.00")
+
+    assert "no problems" in migrated("ledger", "verify")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("workspaces", "create", "--organization", "org_x"), "org_x"),
+        (("keys", "create", "--organization", "org_x"), "org_x"),
+        (("keys", "revoke", "key_x"), "key_x"),
+        (("organizations", "top-up", "org_x", "--usd", "1"), "org_x"),
+        (("organizations", "top-up", "org_x", "--usd", "much"), "much"),
+        (("organizations", "top-up", "org_x", "--usd", "-1"), "-1"),
+        (("organizations", "top-up", "org_x", "--usd", "0.0000000001"), "0.0000000001"),
+        (("report", "usage", "--since", "yesterday"), "yesterday"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(
+    migrated: Run, arguments: tuple[str, ...], word: str
+) -> None:
+    assert word in migrated(*arguments, fails=True)
+
+
+@pytest.mark.parametrize("arguments", [("keys", "list"), ("ledger", "verify"), ("report", "usage")])
+def test_a_database_without_schema_names_the_cure(run: Run, arguments: tuple[str, ...]) -> None:
+    assert "kvmeter migrate" in run(*arguments, fails=True)
+
+
+def test_a_setting_that_makes_no_sense_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVMETER_CACHE_MIN_TOKENS", "few")
+
+    assert "CACHE_MIN_TOKENS" in run("keys", "list", fails=True)
+
+
+def test_an_empty_report_is_a_table_and_a_list(migrated: Run) -> None:
+    assert json.loads(migrated("report", "usage", "--json")) == []
+    assert "cache_write_1h" in migrated("report", "usage")
+
+
+def commands(prefix: tuple[str, ...] = (), group: typer.Typer = app) -> list[tuple[str, ...]]:
+    """Every command, as the words that name it."""
+    named = [
+        (*prefix, info.name or info.callback.__name__)
+        for info in group.registered_commands
+        if info.callback is not None
+    ]
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        named += commands((*prefix, str(inner.name)), inner.typer_instance)
+    return named
+
+
+def test_the_engines_help_is_the_engines_own() -> None:
+    command = [sys.executable, "-m", "gateway.commands", "engine", "--help"]
+
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert "--max-num-batched-tokens" in shown
+    assert "--data-dir" in shown
+
+
+# `kvmeter engine` becomes another process, which this one must not.
+@pytest.mark.parametrize("command", sorted(set(commands()) - {("engine",)}), ids=" ".join)
+def test_every_command_takes_help_and_a_data_folder(run: Run, command: tuple[str, ...]) -> None:
+    shown = run(*command, "--help")
+
+    assert "--data-dir" in shown
+    assert "DATA_DIR" in shown

@@ -1,0 +1,200 @@
+"""The house rules that no linter knows. Each failure names the file, the line and the cure."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("gateway", "engine", "billing", "migrations")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+MOST_LINES, MOST_TEST_LINES, MOST_FUNCTION_LINES = 300, 500, 60
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def shown(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_the_readme_tree_is_the_files_with_their_first_lines() -> None:
+    tree = README.split("## Where things are")[1].split("```")[1]
+    told, folder = {}, ""
+    for line in tree.splitlines():
+        if match := re.match(r"  (\S+\.py) +(.+)", line):
+            told[folder + match[1]] = match[2]
+        elif match := re.match(r"(\S+/)", line):
+            folder = match[1]
+    true = {
+        shown(path): first_line(path)
+        for path in python_files(*PACKAGES)
+        if path.name != "__init__.py"
+    }
+
+    assert told == true, "copy the docstring's first line to README.md, 'Where things are'"
+
+
+def first_line(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert docstring, f"{shown(path)} says nothing about itself"
+    return docstring.splitlines()[0].removesuffix(".")
+
+
+def test_no_file_is_longer_than_a_sitting() -> None:
+    limits = [(path, MOST_LINES) for path in python_files(*PACKAGES, "bench")]
+    limits += [(path, MOST_TEST_LINES) for path in python_files("tests")]
+
+    long = [shown(path) for path, most in limits if len(path.read_text().splitlines()) > most]
+
+    assert not long, "split the file by noun"
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = [
+        f"{shown(path)}:{node.lineno} {node.name}"
+        for path in python_files(*PACKAGES, "bench")
+        for node in functions(path)
+        if (node.end_lineno or node.lineno) - node.lineno + 1 > MOST_FUNCTION_LINES
+    ]
+
+    assert not long, "name a step of it and move it below"
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_billing_counts_in_integers() -> None:
+    inexact = [
+        f"{shown(path)}:{node.lineno}"
+        for path in python_files("billing")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.expr | ast.AugAssign) and is_inexact(node)
+    ]
+
+    assert not inexact, "money and tokens are integers; divide with // in billing/money.py"
+
+
+def is_inexact(node: ast.expr | ast.AugAssign) -> bool:
+    match node:
+        case ast.Constant(value=float()) | ast.Name(id="float" | "Decimal"):
+            return True
+        case ast.BinOp(op=ast.Div()) | ast.AugAssign(op=ast.Div()):
+            return True
+    return False
+
+
+def test_every_setting_is_in_the_readme() -> None:
+    table = README.split("## Settings")[1]
+    read = {
+        name
+        for path in python_files(*PACKAGES)
+        for name in re.findall(r"KVMETER_[A-Z0-9]+(?:_[A-Z0-9]+)*", path.read_text("utf-8"))
+    }
+    declared = {
+        f"KVMETER_{name.upper()}"
+        for name, field in Settings.model_fields.items()
+        if field.validation_alias is None
+    }
+
+    missing = {name for name in read | declared if f"`{name}`" not in table}
+
+    assert not missing, "add the setting to README.md, 'Settings'"
+    named = set(re.findall(r"`(KVMETER_[A-Z0-9_]+)`", table))
+    assert named <= read | declared, "README.md names a setting that nothing reads"
+
+
+def test_files_are_named_after_what_they_hold() -> None:
+    shapeless = {"utils", "helpers", "common", "base", "manager", "misc"}
+
+    assert not [shown(p) for p in python_files(*PACKAGES, "tests") if p.stem in shapeless]
+
+
+def test_nothing_is_left_for_later() -> None:
+    marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+    left = [
+        f"{shown(path)}:{number}"
+        for path in python_files(*PACKAGES, "bench", "tests")
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if marks.search(line)
+    ]
+
+    assert not left, "do it, or file an issue"
+
+
+@pytest.mark.parametrize("module", ["gateway.commands", "gateway.app", "engine.client"])
+def test_the_gateway_starts_without_torch(module: str) -> None:
+    check = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0
+
+
+def test_every_module_is_used() -> None:
+    entry_points = {"gateway.commands", "engine.default_model", "migrations.env"}
+    sources = {module_name(path): path.read_text("utf-8") for path in python_files(*PACKAGES)}
+    imported = {
+        name
+        for source in sources.values()
+        for node in ast.walk(ast.parse(source))
+        for name in imported_names(node)
+    }
+    dead = [
+        name
+        for name in sources
+        if name not in entry_points
+        and name not in imported
+        and not any(other.startswith(f"{name}.") for other in sources)
+        and not name.startswith("migrations.versions.")
+        and not name.endswith(".__main__")
+    ]
+
+    assert not dead, "remove the file, or use it"
+
+
+def module_name(path: Path) -> str:
+    return shown(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported_names(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom(module=str(module)):
+            return [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs/decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+
+    assert not [
+        path.name for path in sorted(folder.glob("[0-9]*.md")) if f"({path.name})" not in index
+    ]
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    documents += [
+        path for folder in (*PACKAGES, "deploy") for path in (ROOT / folder).rglob("*.md")
+    ]
+    broken = [
+        f"{shown(document)}: {target}"
+        for document in documents
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", document.read_text("utf-8"))
+        if not (document.parent / target).exists()
+    ]
+
+    assert not broken
