@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from engine.address import parse_address
+from engine.config import KVLayout, Scheduling
 from engine.errors import AddressError
 
 
@@ -22,6 +23,8 @@ class Arguments:
     max_num_batched_tokens: int
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
+    scheduling: Scheduling
+    kv_layout: KVLayout
     block_size: int
     kv_cache_memory: int | None
     lease_cap_bytes: int | None
@@ -71,6 +74,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
     _add_places(add)
     _add_limits(add)
+    _add_comparisons(add)
     _add_machine(add)
     _add_leases(add)
     return parser
@@ -112,7 +116,7 @@ def _add_places(add: Any) -> None:
 def _add_limits(add: Any) -> None:
     add(
         "--max-num-seqs",
-        "Sequences that run at once.",
+        "Sequences that run at once; 1 serves one request at a time.",
         variable="KVMETER_MAX_NUM_SEQS",
         type=_count,
         metavar="N",
@@ -137,6 +141,23 @@ def _add_limits(add: Any) -> None:
         "Compute a long prompt in several steps.",
         action=argparse.BooleanOptionalAction,
         default=True,
+    )
+
+
+def _add_comparisons(add: Any) -> None:
+    add(
+        "--scheduling",
+        "For comparison: static fills a batch only when the last one has run dry.",
+        type=_one_of("continuous", "static"),
+        metavar="{continuous,static}",
+        default="continuous",
+    )
+    add(
+        "--kv-layout",
+        "For comparison: contiguous reserves room for prompt and max_tokens at admission.",
+        type=_one_of("paged", "contiguous"),
+        metavar="{paged,contiguous}",
+        default="paged",
     )
 
 

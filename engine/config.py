@@ -1,6 +1,10 @@
 """EngineConfig: every choice an operator makes for one engine."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Scheduling = Literal["continuous", "static"]
+KVLayout = Literal["paged", "contiguous"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +25,13 @@ class EngineConfig:
     lease_grace_ms               how much longer a lease lives than the entry it serves
     max_queue                    waiting requests; one more is answered "overloaded"
     max_queue_wait_ms            a request that waited this long is answered "overloaded"
+    min_shared_tokens            a request waits for a running one that computes this much of it
+    max_defer_ms                 but never longer than this
     enable_prefix_caching        off: nothing is reused, every lease is refused
     enable_chunked_prefill       off: a prompt is computed in one step (still cut at breakpoints)
+    scheduling                   static: a batch is filled when the last one has run dry
+    kv_layout                    contiguous: a sequence takes the blocks of its whole prompt and
+                                 output at admission and keeps them to its end
     """
 
     block_size: int = 16
@@ -38,8 +47,12 @@ class EngineConfig:
     lease_grace_ms: int = 5_000
     max_queue: int = 1_024
     max_queue_wait_ms: int = 60_000
+    min_shared_tokens: int = 256
+    max_defer_ms: int = 30_000
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    scheduling: Scheduling = "continuous"
+    kv_layout: KVLayout = "paged"
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""

@@ -10,6 +10,7 @@ before the step that computed it has returned from the runner.
 
 import logging
 from collections.abc import Sequence as Items
+from itertools import islice, takewhile
 from typing import Literal
 
 from engine.config import EngineConfig
@@ -38,9 +39,13 @@ COUNTERS = (
     "steps_total",
     "steps_failed_total",
     "steps_stalled_total",
+    "step_rows_total",
+    "step_kv_slots_reserved_total",
+    "step_kv_slots_live_total",
     "tokens_computed_total",
     "tokens_output_total",
     "preemptions_total",
+    "deferrals_total",
     "prefix_tokens_queried_total",
     "prefix_tokens_reused_total",
     "prefix_tokens_lease_read_total",
@@ -84,7 +89,7 @@ class EngineCore:
         max_tokens = clamp_max_tokens(request, self._config)
         sequence = Sequence(request, self._config, max_tokens=max_tokens, submitted_ms=now_ms)
         self._live[request.request_id] = sequence
-        self.scheduler.waiting.append(sequence)
+        self.scheduler.waiting.add(sequence)
         return None
 
     def abort(self, request_id: str, now_ms: int) -> None:
@@ -110,21 +115,16 @@ class EngineCore:
         if step.rows:
             events += self._execute(step)
         elif self._live:
-            # The liveness rules make this impossible; the counter shows that one is broken.
-            self.scheduler.counts["steps_stalled_total"] += 1
+            events += self._relieve()
         self._note_reports()
         return events
 
     def end_leases(
         self, *, lease_ids: Items[str] = (), namespaces: Items[bytes] = (), now_ms: int
     ) -> int:
-        """End leases by id, and all of a namespace, in every tier; how many there were.
-
-        Idempotent. A running request may still commit a lease that it was granted before.
-        """
-        num_ended = self.scheduler.leases.end(
-            lease_ids=lease_ids, namespaces=namespaces, now_ms=now_ms
-        )
+        """End leases by id, and all of a namespace, in every tier; how many there were."""
+        leases = self.scheduler.leases
+        num_ended = leases.end(lease_ids=lease_ids, namespaces=namespaces, now_ms=now_ms)
         self._note_reports()
         return num_ended
 
@@ -146,7 +146,7 @@ class EngineCore:
     def next_expiry_ms(self) -> int | None:
         """When an idle core should step again: a lease expires or a request waited too long."""
         times = [self.scheduler.leases.next_expiry_ms()]
-        times += [self._overdue_ms(s) for s in self.scheduler.waiting if not s.was_admitted][:1]
+        times += [self._overdue_ms(s) for s in islice(self.scheduler.waiting.newcomers(), 1)]
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def state_of(self, request_id: str) -> Literal["waiting", "running"] | None:
@@ -160,14 +160,18 @@ class EngineCore:
         """Gauges and counters by metric name."""
         pool, leases = self.scheduler.pool, self.scheduler.leases
         num_evictable = pool.count_evictable()
+        num_reserved, num_live = self.scheduler.count_slots()
         gauges: dict[str, float] = {
             "num_requests_running": len(self.scheduler.running),
             "num_requests_waiting": len(self.scheduler.waiting),
+            "num_requests_deferred": self.scheduler.count_deferred(),
             "kv_blocks_total": pool.num_blocks,
             "kv_blocks_free": pool.num_free - num_evictable,
             "kv_blocks_evictable": num_evictable,
             "kv_blocks_pinned": pool.num_pinned,
             "kv_blocks_reserved": leases.num_held - pool.num_pinned,
+            "kv_slots_reserved": num_reserved,
+            "kv_slots_live": num_live,
             "leases_live": leases.num_live,
             "kv_bytes_pinned": pool.num_pinned * self._config.block_bytes,
         }
@@ -181,9 +185,11 @@ class EngineCore:
         assert queued == set(self._live.values()), "a live request is neither queued nor running"
 
     def _note_reports(self) -> None:
-        for report in self.scheduler.leases.take_reports():
+        leases = self.scheduler.leases
+        for report in leases.reports:
             self._journal.reported(report)
-            self._reports.append(report)
+        self._reports += leases.reports
+        leases.reports = []
 
     def _end_requested(self) -> list[Event]:
         events: list[Event] = []
@@ -193,21 +199,30 @@ class EngineCore:
         return events
 
     def _reject_overdue(self, now_ms: int) -> list[Event]:
-        """Refuse what waited too long for its first admission; the queue is in arrival order."""
-        overdue = []
-        for sequence in self.scheduler.waiting:
-            if sequence.was_admitted:
-                continue
-            if now_ms < self._overdue_ms(sequence):
-                break
-            overdue.append(sequence)
-        for sequence in overdue:
-            self._forget(sequence)
+        """Refuse newcomers that waited too long; they are in the order of arrival."""
+        newcomers = self.scheduler.waiting.newcomers()
+        overdue = list(takewhile(lambda s: now_ms >= self._overdue_ms(s), newcomers))
         message = "The request waited too long in the queue"
-        return [Rejected(sequence.request_id, "overloaded", message) for sequence in overdue]
+        return [self._reject(sequence, message) for sequence in overdue]
 
     def _overdue_ms(self, sequence: Sequence) -> int:
         return sequence.submitted_ms + self._config.max_queue_wait_ms
+
+    def _relieve(self) -> list[Event]:
+        """Break a stall: there is work, and the step could do none of it.
+
+        The liveness rules exclude it, so a rule is broken; but nobody may hang. Each stalled step
+        ends the lease with the least time left or, when there is none, the oldest request.
+        """
+        self.scheduler.counts["steps_stalled_total"] += 1
+        log.error("step_stalled", extra={"stats": self.stats()})
+        if self.scheduler.drop_lease():
+            return []
+        oldest = next(iter(self._live.values()))
+        message = "The engine could not schedule the request"
+        if oldest.was_admitted:
+            return [self._end(oldest, "error", message=message)]
+        return [self._reject(oldest, message)]
 
     def _execute(self, step: Step) -> list[Event]:
         """Run a step and commit it; when the runner fails, end every request of the step."""
@@ -266,6 +281,10 @@ class EngineCore:
         self._journal.finished(record)
         return Finished(sequence.request_id, reason, record, message)
 
+    def _reject(self, newcomer: Sequence, message: str) -> Rejected:
+        self._forget(newcomer)
+        return Rejected(newcomer.request_id, "overloaded", message)
+
     def _forget(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         del self._live[sequence.request_id]
@@ -273,7 +292,7 @@ class EngineCore:
 
 def _completion(sequence: Sequence, *, has_sampled: bool) -> FinishReason | None:
     """Why a sequence that was just served is complete; None when it goes on."""
-    if has_sampled and sequence.last_token in sequence.request.stop_token_ids:
+    if has_sampled and sequence.is_stopped():
         return "stop_token"
     if sequence.num_output == sequence.max_tokens and sequence.computed >= sequence.num_prompt:
         return "max_tokens"

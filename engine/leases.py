@@ -26,7 +26,7 @@ from engine.prefix_index import Match, Prefix, PrefixChain, Restored
 from engine.protocol import Breakpoint, Grant, LeaseReport, ReportReason
 from engine.reservations import Reservations
 
-COUNTERS = tuple(f"lease_{what}_total" for what in ("expired", "unpinned", "lost", "given_up"))
+ENDS = ("expired", "unpinned", "lost", "dropped", "given_up")
 
 
 class LeaseBook:
@@ -52,9 +52,9 @@ class LeaseBook:
         # Pinned, and whole in another tier: what may lose its pin, least lately read first.
         self._spilled: dict[Lease, None] = {}
         self._reservations = Reservations(config, pool, self._holdings)
-        self._reports: list[LeaseReport] = []
+        self.reports: list[LeaseReport] = []  # whoever takes them empties it
         self._num_made = 0
-        self.counts: dict[str, float] = dict.fromkeys(COUNTERS, 0)
+        self.counts: dict[str, float] = {f"lease_{end}_total": 0 for end in ENDS}
         for recovered in self._store.recover():
             stored = recovered.stored
             lease = self._make(
@@ -81,7 +81,7 @@ class LeaseBook:
 
     @property
     def num_leased_blocks(self) -> int:
-        """Distinct blocks that leases pin: what the reports of all leases add up to over time."""
+        """Distinct blocks that leases pin, whose integral all reports add up to."""
         return self._meter.num_leased_blocks()
 
     def reserve(self, namespace: bytes, request_id: str = "") -> Reservation:
@@ -99,7 +99,7 @@ class LeaseBook:
     ) -> Grant:
         """Answer one breakpoint of a request that was admitted with `matched` blocks attached.
 
-        Breakpoints of one request are answered in ascending order.
+        Breakpoints of one request come in ascending order.
         """
         grant = Grant(tokens=breakpoint_.tokens, write=breakpoint_.write, outcome="granted")
         if not self._config.enable_prefix_caching:
@@ -173,7 +173,7 @@ class LeaseBook:
         return match
 
     def give_up(self, owner: bytes | None = None) -> bool:
-        """Unpin one lease (of one owner) that another tier holds whole; whether there was one."""
+        """Unpin a lease (of one owner) that another tier holds whole; whether there was one."""
         for lease in self._spilled:
             if owner in (None, lease.owner):
                 self._unpin(lease)
@@ -204,21 +204,22 @@ class LeaseBook:
             self._end(lease, "unpinned")
         return len(leases)
 
+    def drop_next(self) -> bool:
+        """End the lease with the least time left; whether there was one."""
+        if (lease := self._leases.next_due()) is None:
+            return False
+        self._end(lease, "dropped")
+        return True
+
     def report_all(self, now_ms: int) -> None:
         """Report every lease, because the engine stops."""
         self._now_ms = now_ms
         for lease in self._leases:
             self._report(lease, "stopped")
 
-    def take_reports(self) -> list[LeaseReport]:
-        """The reports since the last call."""
-        reports, self._reports = self._reports, []
-        return reports
-
     def next_expiry_ms(self) -> int | None:
         """The earliest deadline of a live lease."""
-        lease = self._leases.next_due()
-        return lease.deadline_ms if lease else None
+        return lease.deadline_ms if (lease := self._leases.next_due()) else None
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters by metric name."""
@@ -296,4 +297,4 @@ class LeaseBook:
     def _report(self, lease: Lease, reason: ReportReason) -> None:
         if lease.blocks:
             self._meter.settle(lease, self._now_ms)
-        self._reports.append(lease.report(reason, block_bytes=self._config.block_bytes))
+        self.reports.append(lease.report(reason, block_bytes=self._config.block_bytes))

@@ -95,6 +95,8 @@ def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         enable_prefix_caching=arguments.enable_prefix_caching,
         enable_chunked_prefill=arguments.enable_chunked_prefill,
+        scheduling=arguments.scheduling,
+        kv_layout=arguments.kv_layout,
     )
 
 

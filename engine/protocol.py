@@ -58,7 +58,8 @@ class GenerateRequest:
 
     `prompt` holds the token ids as packed little-endian u32; `namespace` is the opaque isolation
     key, never empty; `read_tokens` is the prefix that the client bills as a cache read (0: none);
-    `breakpoints` ascend strictly by `tokens`. `max_tokens` 0 computes the prompt and nothing else.
+    `breakpoints` ascend strictly by `tokens`. `max_tokens` 0 computes the prompt and nothing else;
+    `ignore_eos` runs to `max_tokens` whatever `stop_token_ids` says.
     """
 
     request_id: str
@@ -69,6 +70,7 @@ class GenerateRequest:
     sampling: Sampling = Sampling()
     stop_token_ids: tuple[int, ...] = ()
     breakpoints: tuple[Breakpoint, ...] = ()
+    ignore_eos: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -169,6 +171,7 @@ ReportReason = Literal[
     "expired",  # its deadline came
     "unpinned",  # a client ended it
     "lost",  # its last copy turned out to be damaged; readers pay nothing more for that
+    "dropped",  # the engine broke a stall with it
     "stopped",  # the engine stops; a lease that persists goes on in the next one
 ]
 

@@ -5,7 +5,7 @@ tokens    [ prompt ............................ | output ....... ]
 table     [ block 0 | block 1 | ... ]   holds the KV of positions 0 .. computed - 1
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,20 @@ from engine.lease import Reservation
 from engine.plan import Row
 from engine.prefix_index import TOKEN_DTYPE, Match, PrefixChain
 from engine.protocol import EngineRecord, FinishReason, GenerateRequest, Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """A waiting sequence's wait for the first `tokens` tokens, which a running one will commit."""
+
+    leader: "Sequence"
+    tokens: int
+    until_ms: int
+
+    def is_pending(self) -> bool:
+        """Whether the leader runs and has not committed the tokens."""
+        # Only who runs has blocks: a leader that ended or was preempted has none.
+        return bool(self.leader.blocks) and self.leader.computed < self.tokens
 
 
 class Sequence:
@@ -27,16 +41,18 @@ class Sequence:
         self.max_tokens = max_tokens
         self.submitted_ms = submitted_ms
         self.num_prompt = self.num_tokens = request.num_prompt_tokens
-        capacity = self.num_prompt + max_tokens
-        self._tokens = np.empty(capacity, dtype=TOKEN_DTYPE)
+        self.capacity = self.num_prompt + max_tokens
+        self._tokens = np.empty(self.capacity, dtype=TOKEN_DTYPE)
         self._tokens[: self.num_prompt] = np.frombuffer(request.prompt, dtype=TOKEN_DTYPE)
         self.chain = PrefixChain(request.namespace, self._tokens, config.block_size)
         self._blocks_for = config.blocks_for
 
         self.computed = 0
+        self.num_reused = 0  # of those, not computed by itself since it last started
         self.blocks: list[int] = []
-        self._block_table = np.empty(config.blocks_for(capacity), dtype=np.int32)
+        self._block_table = np.empty(config.blocks_for(self.capacity), dtype=np.int32)
 
+        self.deferral: Deferral | None = None
         self.reservation: Reservation | None = None
         self.grants: list[Grant] = []
         self.uncommitted: list[int] = []  # indices of the grants not committed yet, ascending
@@ -54,6 +70,16 @@ class Sequence:
         """Whether the request has left the queue once; its facts are frozen since."""
         return self._facts is not None
 
+    def is_deferred(self, now_ms: int) -> bool:
+        """Whether it waits for what a running sequence will commit."""
+        wait = self.deferral
+        return wait is not None and wait.is_pending() and now_ms < wait.until_ms
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens that are known and not computed yet."""
+        return self.num_tokens - self.computed
+
     @property
     def num_output(self) -> int:
         """Tokens produced so far."""
@@ -63,6 +89,10 @@ class Sequence:
     def last_token(self) -> int:
         """The newest token."""
         return int(self._tokens[self.num_tokens - 1])
+
+    def is_stopped(self) -> bool:
+        """Whether the newest token ends the output."""
+        return not self.request.ignore_eos and self.last_token in self.request.stop_token_ids
 
     def append(self, token: int) -> None:
         """Add one output token, not computed yet."""

@@ -12,7 +12,8 @@ class Step:
     """One step: what the runner is asked, and for whom.
 
     `scheduled` pairs each row's sequence with its number of new tokens; `admitted` are those that
-    left the queue for the first time; `restored` those whose match a stored lease lengthened.
+    left the queue for the first time; `restored` those whose match a stored lease lengthened. The
+    step `is_open` while newcomers may be admitted.
     """
 
     scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -22,6 +23,7 @@ class Step:
     loads: list[BlockLoad] = field(default_factory=list)
     restored: list[tuple[Sequence, Match]] = field(default_factory=list)
     budget_left: int = 0
+    is_open: bool = False
 
     def add(self, sequence: Sequence, num_new: int) -> None:
         """Let a sequence compute its next `num_new` tokens."""

@@ -8,6 +8,7 @@ an AssertionError in the step that would have used it.
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -199,6 +200,7 @@ def small_config(**changes: object) -> EngineConfig:
         "pin_cap_blocks": 12,
         "namespace_quota_blocks": 12,
         "lease_grace_ms": 50,
+        "min_shared_tokens": 16,
     }
     return EngineConfig(**(values | changes))
 
@@ -245,6 +247,8 @@ class Bench:
         events = self.core.step(self.now_ms)
         if self.runner.fault is not None:
             raise self.runner.fault
+        stalled = self.core.scheduler.counts["steps_stalled_total"]
+        assert stalled == 0, "a step with work to do did nothing"
         self.core.check_integrity()
         return events
 
@@ -289,6 +293,10 @@ def random_config(chance: random.Random) -> EngineConfig:
         max_queue_wait_ms=chance.choice([300, 60_000, 60_000]),
         enable_prefix_caching=chance.random() < 0.95,
         enable_chunked_prefill=chance.random() < 0.85,
+        min_shared_tokens=chance.choice([block_size, 2 * block_size, 256]),
+        max_defer_ms=chance.choice([15, 30_000]),
+        scheduling=chance.choice(["continuous"] * 7 + ["static"]),
+        kv_layout=chance.choice(["paged"] * 7 + ["contiguous"]),
     )
 
 
@@ -301,6 +309,9 @@ def random_requests(
     favourites = [chance.randint(1, longest) for _ in range(4)]
     requests = []
     for number in range(num_requests):
+        if requests and chance.random() < 0.3:  # a burst: one prompt several times at once
+            requests.append(replace(requests[-1], request_id=f"req_{number}"))
+            continue
         num_tokens = chance.randint(1, chance.choice([longest // 2, longest + 1]))  # some: too long
         num_shared = min(num_tokens, chance.choice([0, *favourites, longest]))
         suffix = [chance.randrange(3) for _ in range(num_tokens - num_shared)]
@@ -325,6 +336,7 @@ def random_requests(
                 read_tokens=max((b.tokens for b in breakpoints if not b.write), default=0),
                 stop_token_ids=(chance.randrange(200),),
                 breakpoints=breakpoints,
+                ignore_eos=chance.random() < 0.1,
             )
         )
     return requests

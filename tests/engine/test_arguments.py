@@ -25,6 +25,7 @@ def test_defaults_are_the_documented_ones(model):
     assert (arguments.lease_host_bytes, arguments.lease_disk_bytes) == (8 << 30, 8 << 30)
     assert arguments.enable_prefix_caching
     assert arguments.enable_chunked_prefill
+    assert (arguments.scheduling, arguments.kv_layout) == ("continuous", "paged")
 
 
 def test_a_flag_wins_over_its_variable(model):
@@ -50,6 +51,14 @@ def test_each_boolean_can_be_switched_off(model):
     assert not arguments.enable_chunked_prefill
 
 
+def test_each_part_can_be_compared_with_what_it_replaces(model):
+    compared = ["--scheduling", "static", "--kv-layout", "contiguous"]
+
+    arguments = parse_arguments(["--model", str(model), *compared], {})
+
+    assert (arguments.scheduling, arguments.kv_layout) == ("static", "contiguous")
+
+
 @pytest.mark.parametrize(
     ("flags", "environment", "sentence"),
     [
@@ -58,6 +67,8 @@ def test_each_boolean_can_be_switched_off(model):
         (["--dtype", "int4"], {}, "--dtype: not one of auto, float32, bfloat16: int4"),
         ([], {"KVMETER_DTYPE": "int4"}, "--dtype: not one of auto, float32, bfloat16: int4"),
         (["--device", "tpu"], {}, "--device: not one of cpu, cuda: tpu"),
+        (["--scheduling", "padded"], {}, "--scheduling: not one of continuous, static: padded"),
+        (["--kv-layout", "ring"], {}, "--kv-layout: not one of paged, contiguous: ring"),
         (["--listen", "http://h:1"], {}, "--listen: Not an engine address"),
         (["--tensor-parallel-size", "2"], {}, "--tensor-parallel-size: this engine runs"),
         (["--model", "/nowhere"], {}, "--model: no such folder: /nowhere"),

@@ -295,3 +295,58 @@ def test_reuse_is_counted_once_and_by_what_held_it() -> None:
     assert stats["prefix_tokens_reused_total"] == 8
     # The lease of 6 tokens holds two blocks, both full by now.
     assert stats["prefix_tokens_lease_read_total"] == 8
+
+
+def test_ignore_eos_runs_to_max_tokens_through_stop_tokens() -> None:
+    here = bench()
+    request = ask("r", range(5), max_tokens=9)
+    second = here.runner.continuation(request, 2)[1]
+
+    events = here.run(ask("r", range(5), max_tokens=9, stop_token_ids=(second,), ignore_eos=True))
+
+    assert (events[-1].reason, events[-1].record.output_tokens) == ("max_tokens", 9)
+
+
+def test_a_stall_ends_leases_and_then_requests_until_the_core_is_idle(caplog) -> None:
+    here = bench()
+    here.run(ask("lease", range(8), breakpoints=(write(8, ttl_ms=1_000_000),)))
+    here.submit(ask("running", range(50, 58), max_tokens=50))
+    here.step()
+    here.submit(ask("waiting", range(60, 68)))
+    # A bug that no rule excludes: somebody pins the whole pool and never lets go.
+    pool = here.core.scheduler.pool
+    for block in range(pool.num_blocks):
+        pool.pin(block)
+    here.core.scheduler._preempt(here.core.scheduler.running[-1])
+
+    steps = [here.core.step(here.now_ms) for _ in range(3)]
+
+    assert steps[0] == []
+    assert (steps[1][0].request_id, steps[1][0].reason) == ("running", "error")
+    assert steps[2] == [
+        Rejected("waiting", "overloaded", "The engine could not schedule the request")
+    ]
+    stats = here.core.stats()
+    assert (stats["steps_stalled_total"], stats["lease_dropped_total"]) == (3, 1)
+    assert not here.core.has_work
+    assert [record.message for record in caplog.records] == ["step_stalled"] * 3
+
+
+def test_a_queue_under_load_is_bounded_and_nobody_in_it_is_older_than_its_deadline() -> None:
+    here = bench(max_queue=10, max_num_seqs=2, max_queue_wait_ms=40)
+    submitted_ms = {}
+    codes = []
+    for number in range(200):
+        tenant = b"tenant-%d" % (number % 3)
+        request = ask(f"r{number}", [*range(20), number % 5], max_tokens=7, namespace=tenant)
+        rejected = here.submit(request)
+        submitted_ms[request.request_id] = here.now_ms
+        codes += [rejected.code] if rejected else []
+        here.step()
+        assert here.core.stats()["num_requests_waiting"] <= 10
+        for sequence in here.core.scheduler.waiting.newcomers():
+            assert here.now_ms < submitted_ms[sequence.request_id] + 40
+    here.drain()
+
+    assert codes
+    assert set(codes) == {"overloaded"}

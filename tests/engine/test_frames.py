@@ -119,6 +119,14 @@ def test_what_is_not_a_message_is_refused_with_its_place(data, sentence):
         read(ClientMessage, frame(data))
 
 
+def test_a_request_of_an_older_client_means_what_it_meant():
+    old = {"request_id": "r", "namespace": b"n", "prompt": b"\0" * 4, "max_tokens": 1}
+
+    (message,) = read(ClientMessage, frame({"t": "submit", "request": old}))
+
+    assert not message.request.ignore_eos
+
+
 def test_what_cannot_be_framed_is_refused_by_the_sender():
     with pytest.raises(FrameError, match="Cannot be framed"):
         encode_client(Finish("req_1", 2**70))

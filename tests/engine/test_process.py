@@ -105,6 +105,30 @@ async def test_an_engine_runs_until_its_stdin_closes_and_ends_in_order(tiny_fold
         assert journal.lookup(["req_1"]) == {"req_1": events[-1].record}
 
 
+async def test_the_flags_reach_the_scheduler(tiny_folder, tmp_path):
+    flags = ["--max-num-seqs", "1", "--scheduling", "static", "--kv-layout", "contiguous"]
+    flags += ["--max-num-batched-tokens", "8", "--no-enable-prefix-caching"]
+    with engine_process(tiny_folder, tmp_path, *flags) as process:
+        client = connect_engine(f"unix:{tmp_path / 'run' / 'engine.sock'}")
+        info = await client.ready(10)
+        breakpoints = (Breakpoint(16, 1_000, write=True),)
+        first = client.generate(
+            generate_request("req_1", 20, info.max_request_tokens, breakpoints=breakpoints)
+        )
+        second = client.generate(generate_request("req_2"))
+        events = [await anext(first), await anext(first)]
+
+        stats = await client.stats()
+
+        assert events[0].grants[0].reason == "caching_disabled"
+        assert (stats["num_requests_running"], stats["num_requests_waiting"]) == (1, 1)
+        assert stats["kv_slots_reserved"] >= info.max_request_tokens - info.block_size
+        assert stats["tokens_computed_total"] / stats["steps_total"] <= 8
+        second.abort()
+        await client.close()
+        process.send_signal(signal.SIGTERM)
+
+
 def test_a_second_engine_on_the_same_data_is_refused_and_a_signal_ends_the_first(
     tiny_folder, tmp_path
 ):
