@@ -22,7 +22,11 @@ def main() -> int:
     from engine.process import serve
 
     try:
-        serve(arguments, clock=lambda: time.monotonic_ns() // 1_000_000)
+        serve(
+            arguments,
+            clock_ns=time.monotonic_ns,
+            wall_clock=lambda: time.time_ns() // 1_000_000,
+        )
     except EngineError as error:
         sys.stderr.write(f"kvmeter engine: {error}\n")
         return 1

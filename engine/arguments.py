@@ -27,6 +27,10 @@ class Arguments:
     kv_layout: KVLayout
     block_size: int
     kv_cache_memory: int | None
+    lease_cap_bytes: int | None
+    lease_quota_bytes: int | None
+    lease_host_bytes: int
+    lease_disk_bytes: int
     dtype: Literal["auto", "float32", "bfloat16"]
     device: Literal["cpu", "cuda"]
     tensor_parallel_size: Literal[1]
@@ -72,6 +76,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     _add_limits(add)
     _add_comparisons(add)
     _add_machine(add)
+    _add_leases(add)
     return parser
 
 
@@ -87,7 +92,7 @@ def _add_places(add: Any) -> None:
     add("--model-id", "The name clients ask for; the folder's name if absent.", metavar="ID")
     add(
         "--data-dir",
-        "Where the journal and the pid file go.",
+        "Where the journal, the leases and the pid file go.",
         variable="DATA_DIR",
         type=Path,
         metavar="DIR",
@@ -190,6 +195,40 @@ def _add_machine(add: Any) -> None:
     )
 
 
+def _add_leases(add: Any) -> None:
+    add(
+        "--lease-cap-bytes",
+        "KV bytes that all leases may pin; if absent 75 %% of the pool. One whole context always "
+        "stays free.",
+        variable="KVMETER_LEASE_CAP_BYTES",
+        type=_amount,
+        metavar="BYTES",
+    )
+    add(
+        "--lease-quota-bytes",
+        "KV bytes that the leases of one namespace may pin; if absent as many as all may.",
+        variable="KVMETER_LEASE_QUOTA_BYTES",
+        type=_amount,
+        metavar="BYTES",
+    )
+    add(
+        "--lease-host-bytes",
+        "Host memory for leases beside a GPU; unused with --device cpu.",
+        variable="KVMETER_LEASE_HOST_BYTES",
+        type=_amount,
+        metavar="BYTES",
+        default=str(8 << 30),
+    )
+    add(
+        "--lease-disk-bytes",
+        "Disk for the leases that outlive the engine, in the data folder; 0 keeps none.",
+        variable="KVMETER_LEASE_DISK_BYTES",
+        type=_amount,
+        metavar="BYTES",
+        default=str(8 << 30),
+    )
+
+
 def _folder(text: str) -> Path:
     path = Path(text)
     if not path.is_dir():
@@ -208,6 +247,12 @@ def _address(text: str) -> str:
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"not a whole number above zero: {text}")
+    return int(text)
+
+
+def _amount(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"not a whole number: {text}")
     return int(text)
 
 

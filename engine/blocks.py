@@ -5,6 +5,9 @@
 
 A block is on the free list exactly while nobody runs on it (ref 0) and no lease holds it (pin 0).
 Being free does not empty it: its index entries live until the block is allocated again.
+
+Uses are counted, one for each table that is released. The count at a block's last use says how long
+a pinned block would have survived without its pin; `engine.pin_meter` asks.
 """
 
 from collections import OrderedDict
@@ -24,6 +27,9 @@ class BlockPool:
         self._pins = [0] * num_blocks
         self._num_pinned = 0
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._last_uses = [0] * num_blocks
+        self.use_now = 1
+        self.evicted_use = 0  # the latest last use among all blocks evicted so far
 
     @property
     def num_free(self) -> int:
@@ -51,10 +57,20 @@ class BlockPool:
         """How many free blocks still serve some prefix."""
         return sum(self._index.is_serving(block) for block in self._free)
 
+    def last_use(self, block: int) -> int:
+        """The count of uses when the block was last in use; the present one while it is."""
+        return self.use_now if self._refs[block] else self._last_uses[block]
+
+    def note_shortage(self) -> None:
+        """More blocks were wanted than are free: nothing that is not in use would be left."""
+        self.evicted_use = self.use_now
+
     def allocate(self) -> int:
         """Take the first free block, forgetting what it cached, with one reference on it."""
         assert self._free, "allocated from an empty pool"
         block, _ = self._free.popitem(last=False)
+        if self._index.is_serving(block):
+            self.evicted_use = max(self.evicted_use, self._last_uses[block])
         self._index.drop(block)
         self._refs[block] = 1
         return block
@@ -66,9 +82,11 @@ class BlockPool:
 
     def release(self, table: Sequence[int]) -> None:
         """Drop a reference on each block of a table; later blocks will be evicted earlier."""
+        self.use_now += 1
         for block in reversed(table):
             assert self._refs[block] > 0, f"released too often: {block}"
             self._refs[block] -= 1
+            self._last_uses[block] = self.use_now
             self._free_if_unused(block, cold=not self._index.is_serving(block))
 
     def pin(self, block: int) -> bool:
@@ -100,3 +118,5 @@ class BlockPool:
         if self._refs[block] == 0 and self._pins[block] == 0:
             self._free[block] = None
             self._free.move_to_end(block, last=not cold)
+            if cold:
+                self._last_uses[block] = 0  # it goes first, however lately it was used

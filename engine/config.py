@@ -20,6 +20,7 @@ class EngineConfig:
                                  num_blocks - ceil(max_model_len / block_size), so that one whole
                                  context always finds room
     namespace_quota_blocks       most distinct blocks that one namespace may pin
+    block_bytes                  bytes of KV a block, in which operators and reports count leases
     min_lease_tokens             shorter breakpoints are refused as too_short
     lease_grace_ms               how much longer a lease lives than the entry it serves
     max_queue                    waiting requests; one more is answered "overloaded"
@@ -41,6 +42,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     pin_cap_blocks: int
     namespace_quota_blocks: int
+    block_bytes: int = 1
     min_lease_tokens: int = 1
     lease_grace_ms: int = 5_000
     max_queue: int = 1_024

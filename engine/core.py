@@ -11,19 +11,21 @@ before the step that computed it has returned from the runner.
 import logging
 from collections.abc import Sequence as Items
 from itertools import islice, takewhile
-from typing import Literal, Protocol
+from typing import Literal
 
 from engine.config import EngineConfig
+from engine.journal_sink import JournalSink
+from engine.lease_store import LeaseStore
 from engine.limits import clamp_max_tokens, find_fault
 from engine.plan import Runner
 from engine.protocol import (
     Admitted,
     Committed,
-    EngineRecord,
     Event,
     Finished,
     FinishReason,
     GenerateRequest,
+    LeaseReport,
     Rejected,
     Tokens,
 )
@@ -50,43 +52,29 @@ COUNTERS = (
     "lease_granted_total",
     "lease_refreshed_total",
     "lease_refused_total",
-    "lease_dropped_total",
 )
-
-
-class JournalSink(Protocol):
-    """Where facts are written before the events that carry them leave the core."""
-
-    def admitted(self, record: EngineRecord) -> None:
-        """A request left the queue; its grants are final and none is committed."""
-        ...
-
-    def committed(self, request_id: str, tokens: int) -> None:
-        """The breakpoint at `tokens` is committed."""
-        ...
-
-    def produced(self, request_id: str, output_tokens: int) -> None:
-        """The request has produced `output_tokens` tokens in all."""
-        ...
-
-    def finished(self, record: EngineRecord) -> None:
-        """An admitted request ended."""
-        ...
 
 
 class EngineCore:
     """All requests of one engine, from submit to their last event."""
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, *, boot_id: str, journal: JournalSink
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        boot_id: str,
+        journal: JournalSink,
+        store: LeaseStore | None = None,
     ) -> None:
-        """Start idle on an empty KV pool."""
+        """Start idle on an empty KV pool, with the leases that `store` kept through a restart."""
         assert 0 <= config.pin_cap_blocks < config.num_blocks, "the pin cap must leave blocks"
         self._config = config
         self._runner = runner
         self._journal = journal
-        self.scheduler = Scheduler(config, boot_id=boot_id)
+        self.scheduler = Scheduler(config, boot_id=boot_id, store=store or LeaseStore())
         self._live: dict[str, Sequence] = {}
+        self._reports: list[LeaseReport] = []
         # What the client asked to end, with the number of output tokens to keep (None: all).
         self._endings: dict[str, tuple[FinishReason, int | None]] = {}
 
@@ -128,7 +116,27 @@ class EngineCore:
             events += self._execute(step)
         elif self._live:
             events += self._relieve()
+        self._note_reports()
         return events
+
+    def end_leases(
+        self, *, lease_ids: Items[str] = (), namespaces: Items[bytes] = (), now_ms: int
+    ) -> int:
+        """End leases by id, and all of a namespace, in every tier; how many there were."""
+        leases = self.scheduler.leases
+        num_ended = leases.end(lease_ids=lease_ids, namespaces=namespaces, now_ms=now_ms)
+        self._note_reports()
+        return num_ended
+
+    def stop(self, now_ms: int) -> None:
+        """Report what every live lease has cost; the last thing before the engine ends."""
+        self.scheduler.leases.report_all(now_ms)
+        self._note_reports()
+
+    def take_reports(self) -> list[LeaseReport]:
+        """The lease reports since the last call; they are in the journal already."""
+        reports, self._reports = self._reports, []
+        return reports
 
     @property
     def has_work(self) -> bool:
@@ -165,15 +173,23 @@ class EngineCore:
             "kv_slots_reserved": num_reserved,
             "kv_slots_live": num_live,
             "leases_live": leases.num_live,
-            "lease_expired_total": leases.num_expired,
+            "kv_bytes_pinned": pool.num_pinned * self._config.block_bytes,
         }
-        return gauges | {name: self.scheduler.counts[name] for name in COUNTERS}
+        counters = {name: self.scheduler.counts[name] for name in COUNTERS}
+        return gauges | counters | leases.stats()
 
     def check_integrity(self) -> None:
         """Assert what must hold between any two steps; for tests, since it costs a whole scan."""
         self.scheduler.check_integrity()
         queued = {*self.scheduler.waiting, *self.scheduler.running}
         assert queued == set(self._live.values()), "a live request is neither queued nor running"
+
+    def _note_reports(self) -> None:
+        leases = self.scheduler.leases
+        for report in leases.reports:
+            self._journal.reported(report)
+        self._reports += leases.reports
+        leases.reports = []
 
     def _end_requested(self) -> list[Event]:
         events: list[Event] = []

@@ -9,6 +9,9 @@ EngineError
 ├── FrameError          a frame, or a value in it, is not what the protocol says
 ├── AddressError        an engine address cannot be read, bound or reached
 ├── JournalError        the journal cannot be locked, read or written; the engine must stop
+├── LeaseFileError      a lease's file cannot be used; the lease is dropped
+│   ├── LeaseFileCorrupt    it is torn or damaged
+│   └── LeaseFileForeign    another model, number format, layout or version wrote it
 └── SettingError        a command line value that this machine cannot serve
 """
 
@@ -79,6 +82,26 @@ class AddressError(EngineError):
 
 class JournalError(EngineError):
     """The journal cannot be locked, read or written; the engine must stop."""
+
+
+class LeaseFileError(EngineError):
+    """A lease's file cannot be used; the lease is dropped."""
+
+
+class LeaseFileCorrupt(LeaseFileError):
+    """The file is torn or damaged."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"Damaged lease file: {path.name}")
+        self.path = path
+
+
+class LeaseFileForeign(LeaseFileError):
+    """Another model, number format, layout or version wrote the file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"Foreign lease file: {path.name}")
+        self.path = path
 
 
 class SettingError(EngineError):

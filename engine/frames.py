@@ -1,9 +1,10 @@
 """The frames of the engine link: a 4-byte big-endian length, then one msgpack map.
 
 Each side opens with Hello; the engine's carries its info. Then the client sends Submit, Abort,
-Finish, Lookup and Stats; the engine sends one Step per scheduler step with all events of that link,
-answers each Lookup with Found and each Stats with Gauges (same `call`), and says Fault before it
-ends a link that sent something else.
+Finish, Lookup, Stats and Unpin; the engine sends one Step per scheduler step with all events of
+that link, answers each Lookup with Found, each Stats with Gauges and each Unpin with Unpinned (same
+`call`), sends Reports of leases to every link, and says Fault before it ends a link that sent
+something else.
 """
 
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from engine.protocol import (
     EngineRecord,
     Finished,
     GenerateRequest,
+    LeaseReport,
     Rejected,
     Tokens,
 )
@@ -76,6 +78,15 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Unpin:
+    """End leases by id, and all leases of these namespaces, in every tier."""
+
+    call: int
+    lease_ids: tuple[str, ...] = ()
+    namespaces: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """All events of one scheduler step for one link."""
 
@@ -99,14 +110,29 @@ class Gauges:
 
 
 @dataclass(frozen=True, slots=True)
+class Unpinned:
+    """The answer to Unpin, when no tier outside the KV pool has anything of the leases."""
+
+    call: int
+    num_leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What leases have cost; to every link, whoever asked for them."""
+
+    reports: tuple[LeaseReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """Why the engine ends this link."""
 
     message: str
 
 
-ClientMessage = Hello | Submit | Abort | Finish | Lookup | Stats
-EngineMessage = Hello | Step | Found | Gauges | Fault
+ClientMessage = Hello | Submit | Abort | Finish | Lookup | Stats | Unpin
+EngineMessage = Hello | Step | Found | Gauges | Unpinned | Reports | Fault
 
 
 def encode_client(message: ClientMessage) -> bytes:

@@ -1,11 +1,13 @@
 """The engine's memory of what it did: facts are written here before any frame tells them.
 
-Two kinds of segment lie in one folder. `open-N.log` has the facts of requests in flight: admitted,
-committed, produced. `closed-N.log` has one final record a request, and is what lookups read. A kill
+Three kinds of segment lie in one folder. `open-N.log` has the facts of requests in flight:
+admitted, committed, produced. `closed-N.log` has one final record a request, and is what lookups
+read. `lease-N.log` has the reports of leases, for people and for what the link missed. A kill
 loses nothing that was written; a power cut loses at most the last SYNC_SECONDS. At the next start
 every request that is open and not closed gets its record: engine_lost, with the last facts written.
 
-Closed records are kept until they fill KEPT_BYTES, about 200,000 requests; the oldest go first.
+Closed records and reports are each kept until they fill KEPT_BYTES, about 200,000 requests; the
+oldest go first.
 """
 
 import fcntl
@@ -16,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.errors import FrameError, JournalError
-from engine.protocol import EngineRecord
+from engine.protocol import EngineRecord, LeaseReport
 from engine.segments import (
     Segment,
     read_line,
@@ -46,6 +48,9 @@ class Journal:
         """Lock the folder and close what an earlier engine left open. Raises JournalError."""
         self._folder = folder
         self._segment_bytes, self._kept_bytes = segment_bytes, kept_bytes
+        self._open: Segment
+        self._closed: Segment
+        self._leases: Segment
         self._places: dict[str, int] = {}  # closed requests, oldest first
         self._in_flight: dict[str, _InFlight] = {}
         self._produced: dict[str, int] = {}  # since the last flush
@@ -78,6 +83,10 @@ class Journal:
         offset = self._closed.append(to_plain(EngineRecord, record))
         self._places[record.request_id] = self._closed.number << _OFFSET_BITS | offset
 
+    def reported(self, report: LeaseReport) -> None:
+        """What a lease has cost so far."""
+        self._leases.append(to_plain(LeaseReport, report))
+
     def flush(self) -> None:
         """Write what was noted since the last call; only then may frames tell it.
 
@@ -87,11 +96,12 @@ class Journal:
             self._open.append({"produced": self._produced})
             self._produced = {}
         # Closed first: an end outweighs all that was noted on the way to it.
-        wrote_closed, wrote_open = self._closed.write(), self._open.write()
-        if wrote_closed or wrote_open:
+        if any([self._closed.write(), self._open.write(), self._leases.write()]):
             self._syncer.wrote()
         if self._closed.size >= self._segment_bytes:
-            self._rotate_closed()
+            self._closed = self._rotated(self._closed)
+        if self._leases.size >= self._segment_bytes:
+            self._leases = self._rotated(self._leases)
         if self._open.size >= self._segment_bytes:
             self._rotate_open()
 
@@ -114,6 +124,7 @@ class Journal:
             stack.callback(os.close, self._lock)
             stack.callback(self._open.close)
             stack.callback(self._closed.close)
+            stack.callback(self._leases.close)
             stack.callback(self._syncer.close)
             self.flush()
 
@@ -126,13 +137,15 @@ class Journal:
         lost = self._left_open(stale)
         self._closed = self._next_segment("closed")
         self._open = self._next_segment("open")
+        self._leases = self._next_segment("lease")
         for request in lost:
             self.finished(replace(request.record_now(), finish_reason="engine_lost"))
         self._closed.write()
         self._closed.sync()
         for number in stale:
             self._drop("open", number)
-        self._drop_oldest()
+        self._drop_oldest("closed")
+        self._drop_oldest("lease")
 
     def _left_open(self, numbers: list[int]) -> list["_InFlight"]:
         """What the open segments say of requests that no closed segment has."""
@@ -151,12 +164,14 @@ class Journal:
                     requests[line["committed"]].committed.add(line["tokens"])
         return [request for id_, request in requests.items() if id_ not in self._places]
 
-    def _rotate_closed(self) -> None:
+    def _rotated(self, full: Segment) -> Segment:
+        """The segment after `full`, of its kind; the oldest ones make room."""
         with self._syncer.busy:
-            self._closed.sync()
-            self._closed.close()
-            self._closed = self._next_segment("closed")
-        self._drop_oldest()
+            full.sync()
+            full.close()
+            following = self._next_segment(full.kind)
+        self._drop_oldest(full.kind)
+        return following
 
     def _rotate_open(self) -> None:
         """Carry what is in flight into a new segment; the old one has nothing more to say."""
@@ -169,20 +184,19 @@ class Journal:
             old.close()
         self._drop("open", old.number)
 
-    def _drop_oldest(self) -> None:
-        """Remove the oldest closed segments until the rest fits, and forget their records."""
+    def _drop_oldest(self, kind: str) -> None:
+        """Remove the oldest segments of a kind until the rest fits, and forget their records."""
+        *older, _ = segment_numbers(self._folder, kind)
         sizes = {
-            number: segment_path(self._folder, "closed", number).stat().st_size
-            for number in segment_numbers(self._folder, "closed")
-            if number != self._closed.number
+            number: segment_path(self._folder, kind, number).stat().st_size for number in older
         }
         kept_bytes = sum(sizes.values())
         for number, size in sizes.items():
             if size and kept_bytes <= self._kept_bytes:
                 continue
             kept_bytes -= size
-            self._drop("closed", number)
-            while self._places:
+            self._drop(kind, number)
+            while kind == "closed" and self._places:
                 oldest = next(iter(self._places))
                 if self._places[oldest] >> _OFFSET_BITS != number:
                     break
@@ -200,6 +214,7 @@ class Journal:
     def _sync(self) -> None:
         self._open.sync()
         self._closed.sync()
+        self._leases.sync()
 
     def _record_at(self, place: int) -> EngineRecord:
         path = segment_path(self._folder, "closed", place >> _OFFSET_BITS)

@@ -18,7 +18,7 @@ import torch
 
 from engine.errors import KVCacheTooLarge
 from engine.models.llama_config import LlamaConfig
-from engine.plan import BlockCopy
+from engine.plan import BlockCopy, BlockLoad
 
 
 def bytes_per_block(config: LlamaConfig, dtype: torch.dtype, block_size: int) -> int:
@@ -65,6 +65,31 @@ class KVCache:
     def clear(self, blocks: np.ndarray) -> None:
         """Zero whole blocks, `blocks` [n]."""
         self._blocks.index_fill_(0, self._rows(blocks.astype(np.int64)), 0)
+
+    @property
+    def layout(self) -> str:
+        """What a block's bytes mean: its dimensions in order, layers first."""
+        return "layers, k and v heads, slots, dim: " + str(tuple(self._blocks.shape[1:]))
+
+    def snapshot(self, blocks: Sequence[int], num_tokens: int) -> np.ndarray:
+        """The blocks' first `num_tokens` slots as bytes, block by block; the slots after are 0."""
+        copied = self._blocks[torch.tensor(blocks, device=self._blocks.device)]
+        if num_tail := num_tokens % self.block_size:
+            # What follows in the last block is the private continuation of whoever computed it.
+            copied[-1, :, :, num_tail:] = 0
+        if copied.is_cuda:  # page-locked, so that the way back is one fast copy
+            copied = torch.empty(copied.shape, dtype=copied.dtype, pin_memory=True).copy_(copied)
+        data: np.ndarray = copied.view(torch.uint8).view(-1).numpy()
+        return data
+
+    def load(self, loads: Sequence[BlockLoad]) -> None:
+        """Fill blocks from snapshots."""
+        for load in loads:
+            stored = torch.from_numpy(load.payload).view(self._blocks.dtype)
+            stored = stored.view(-1, *self._blocks.shape[1:])
+            wanted = stored[load.skip : load.skip + len(load.blocks)]
+            blocks = torch.tensor(load.blocks, device=self._blocks.device)
+            self._blocks[blocks] = wanted.to(self._blocks.device)
 
     def slot_rows(self, blocks: np.ndarray, offsets: np.ndarray) -> torch.Tensor:
         """Rows for `write`: the slots of n tokens, every head; `blocks` and `offsets` are [n]."""

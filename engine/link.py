@@ -76,6 +76,11 @@ class Link:
             self.ended = True
 
     @property
+    def is_open(self) -> bool:
+        """Whether the client has said hello and has not gone."""
+        return self._greeted and not self.ended
+
+    @property
     def has_unsent(self) -> bool:
         """Whether frames wait for the connection to take more."""
         return bool(self._unsent)

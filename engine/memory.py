@@ -19,13 +19,17 @@ def engine_config(
     vocab_size: int,
     memory_bytes: int,
     kv_cache_bytes: int | None = None,
+    lease_cap_bytes: int | None = None,
+    lease_quota_bytes: int | None = None,
     block_size: int = 16,
     **limits: Any,
 ) -> EngineConfig:
     """The engine's limits on a machine with `memory_bytes`, pins and quota derived from the pool.
 
-    `kv_cache_bytes` is the operator's pool; None takes the default. `limits` are further fields of
-    EngineConfig. Raises KVCacheTooSmall if not one block fits.
+    `kv_cache_bytes` is the operator's pool, `lease_cap_bytes` what all leases may pin of it and
+    `lease_quota_bytes` what those of one namespace may; None takes the default. However large the
+    cap, one whole context stays free. `limits` are further fields of EngineConfig. Raises
+    KVCacheTooSmall if not one block fits.
     """
     context_blocks = -(-max_model_len // block_size)
     if kv_cache_bytes is None:
@@ -34,12 +38,19 @@ def engine_config(
     if num_blocks < 1:
         raise KVCacheTooSmall(kv_cache_bytes, bytes_per_block)
     cap_blocks = pin_cap_blocks(num_blocks, context_blocks)
-    derived = {"pin_cap_blocks": cap_blocks, "namespace_quota_blocks": cap_blocks}
+    if lease_cap_bytes is not None:
+        room_blocks = max(0, num_blocks - context_blocks)
+        cap_blocks = min(lease_cap_bytes // bytes_per_block, room_blocks)
+    quota_blocks = cap_blocks
+    if lease_quota_bytes is not None:
+        quota_blocks = min(lease_quota_bytes // bytes_per_block, cap_blocks)
+    derived = {"pin_cap_blocks": cap_blocks, "namespace_quota_blocks": quota_blocks}
     return EngineConfig(
         block_size=block_size,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         vocab_size=vocab_size,
+        block_bytes=bytes_per_block,
         **(derived | limits),
     )
 

@@ -29,12 +29,23 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> list[int]:
-        """Copy blocks, compute all rows as one batch, sample those that ask for it."""
+        """Load and copy blocks, compute all rows as one batch, sample those that ask for it."""
+        self._cache.load(plan.loads)
         self._cache.copy(plan.copies)
         if not plan.rows:
             return []
         logits = compute_logits(self._model, self._cache, plan.rows)
         return self._sampler.sample(logits, [row for row in plan.rows if row.samples])
+
+    @property
+    def kv_layout(self) -> str:
+        """How a block's bytes are laid out; snapshots fit only where it is the same."""
+        return self._cache.layout
+
+    @torch.inference_mode()
+    def snapshot(self, blocks: Sequence[int], num_tokens: int) -> np.ndarray:
+        """Copy the first `num_tokens` slots of `blocks` out of the cache, for a tier to keep."""
+        return self._cache.snapshot(blocks, num_tokens)
 
 
 def compute_logits(model: Llama, cache: KVCache, rows: Sequence[Row]) -> torch.Tensor:

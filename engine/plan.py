@@ -5,7 +5,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,15 @@ class BlockCopy:
     source: int
     target: int
     num_slots: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockLoad:
+    """Fill `blocks` from a stored lease's payload, past the first `skip` blocks in it."""
+
+    blocks: tuple[int, ...]
+    payload: Any
+    skip: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +54,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: first all `copies`, then all `rows` as one ragged batch."""
+    """One step: first all `loads` and `copies`, then all `rows` as one ragged batch."""
 
     copies: tuple[BlockCopy, ...]
     rows: tuple[Row, ...]
+    loads: tuple[BlockLoad, ...] = ()
 
 
 class Runner(Protocol):

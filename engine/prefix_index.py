@@ -13,6 +13,7 @@ walks the chain down to the namespace, so even a hash collision never serves for
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,7 @@ class PrefixChain:
         self, namespace: bytes, tokens: np.ndarray, block_size: int, digest: Digest = sha256
     ) -> None:
         """Start a chain over `tokens`, an int32 buffer that its owner fills from the left."""
+        self.namespace = namespace
         fields = (_ROOT_FIELD, namespace)
         framed = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
         self._full = [Prefix(None, namespace, digest(framed))]
@@ -94,20 +96,40 @@ class _Entry:
     block: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Restored:
+    """A stored lease, read back: `tokens` of the match come from it and not from the index."""
+
+    payload: Any
+    tier: str
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest indexed prefix of a sequence.
+    """The longest prefix of a sequence that need not be computed.
 
     blocks       to attach as they are, from the sequence's first block on
-    tokens       positions that hold valid KV once the tail is copied
+    tokens       positions that hold valid KV once the tail is copied, or the rest restored
     tail_source  block whose first `tokens - len(blocks) * block_size` slots to copy; None: no copy
     prefixes     the index's own nodes of the blocks that it added
+    restored     what fills the blocks after `blocks`, if another tier does
     """
 
     blocks: list[int]
     tokens: int
     tail_source: int | None = None
     prefixes: tuple[Prefix, ...] = ()
+    restored: Restored | None = None
+
+    def tokens_by_tier(self) -> dict[str, int]:
+        """Where the matched tokens come from."""
+        if self.restored is None:
+            return {"device": self.tokens} if self.tokens else {}
+        device = {"device": self.tokens - self.restored.tokens}
+        return (device if self.tokens > self.restored.tokens else {}) | {
+            self.restored.tier: self.restored.tokens
+        }
 
 
 class PrefixIndex:

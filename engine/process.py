@@ -5,7 +5,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import torch
@@ -18,17 +18,30 @@ from engine.dtype import choose_dtype, configure_threads, read_cpuinfo
 from engine.errors import SettingError
 from engine.journal import Journal
 from engine.kv_cache import bytes_per_block
+from engine.lease_files import Origin
 from engine.loading import LoadedModel, load_model
 from engine.memory import engine_config, memory_bytes
 from engine.model_runner import ModelRunner
 from engine.protocol import EngineInfo
 from engine.server import EngineServer
+from engine.storage import lease_store
 
 
-def serve(arguments: Arguments, clock: Callable[[], int]) -> None:
-    """Serve until told to stop. `clock` is monotonic, in milliseconds. Raises EngineError."""
+def serve(
+    arguments: Arguments, *, clock_ns: Callable[[], int], wall_clock: Callable[[], int]
+) -> None:
+    """Serve until told to stop. Raises EngineError.
+
+    `clock_ns` is monotonic; `wall_clock`, in milliseconds, dates what outlives this process.
+    """
+
+    def clock() -> int:
+        return clock_ns() // 1_000_000
+
     journal_folder = arguments.data_dir / "engine" / "journal"
-    with closing(Journal(journal_folder)) as journal, _pid_file(arguments.data_dir):
+    with ExitStack() as stack:
+        journal = stack.enter_context(closing(Journal(journal_folder)))
+        stack.enter_context(_pid_file(arguments.data_dir))
         configure_threads()
         device = _device(arguments.device)
         dtype = choose_dtype(arguments.dtype, device=device, cpuinfo=read_cpuinfo())
@@ -36,7 +49,20 @@ def serve(arguments: Arguments, clock: Callable[[], int]) -> None:
         config = _config(arguments, loaded)
         runner = _runner(loaded, config)
         info = _info(arguments, loaded, config)
-        core = EngineCore(config, runner, boot_id=info.engine_boot_id, journal=journal)
+        on_gpu = device.type == "cuda"
+        store = stack.enter_context(
+            lease_store(
+                arguments.data_dir / "engine" / "leases",
+                runner,
+                config,
+                Origin(info.weights_digest, info.dtype, runner.kv_layout),
+                host_bytes=arguments.lease_host_bytes if on_gpu else 0,
+                disk_bytes=arguments.lease_disk_bytes if config.enable_prefix_caching else 0,
+                clock_ns=clock_ns,
+                wall_clock=wall_clock,
+            )
+        )
+        core = EngineCore(config, runner, boot_id=info.engine_boot_id, journal=journal, store=store)
         listener = listen(arguments.listen)
         server = EngineServer(core, info, listener, journal, clock)
         if arguments.until_stdin_closes:
@@ -62,6 +88,8 @@ def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
         vocab_size=model.vocab_size,
         memory_bytes=memory_bytes(),
         kv_cache_bytes=arguments.kv_cache_memory,
+        lease_cap_bytes=arguments.lease_cap_bytes,
+        lease_quota_bytes=arguments.lease_quota_bytes,
         block_size=arguments.block_size,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,

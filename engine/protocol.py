@@ -43,11 +43,13 @@ class Breakpoint:
 
     `write` marks a new promise that waits for its grant; without it the breakpoint is a live entry
     that this request reads: its lease is refreshed, or restored at our cost if it was lost.
+    `persist` asks to keep the lease on disk too, so that it outlives the engine.
     """
 
     tokens: int
     ttl_ms: int
     write: bool
+    persist: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Grant:
 
     `reason` is set when refused: `quota`, `capacity`, `too_short` or `caching_disabled`.
     `committed` becomes true when the step that reached exactly `tokens` has been committed.
+    `lease_id` names the lease: at once when refreshed, from the commit on when granted.
     """
 
     tokens: int
@@ -89,6 +92,7 @@ class Grant:
     outcome: GrantOutcome
     reason: str | None = None
     committed: bool = False
+    lease_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,36 @@ class Rejected:
     request_id: str
     code: RejectCode
     message: str
+
+
+ReportReason = Literal[
+    "refreshed",  # a request read the prefix, or wrote it again; the lease goes on
+    "expired",  # its deadline came
+    "unpinned",  # a client ended it
+    "lost",  # its last copy turned out to be damaged; readers pay nothing more for that
+    "dropped",  # the engine broke a stall with it
+    "stopped",  # the engine stops; a lease that persists goes on in the next one
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReport:
+    """What a lease has cost so far: totals that never fall, so of several the largest counts.
+
+    The lease of `request_id`'s breakpoint at `tokens` has pinned blocks for `idle_block_ms` +
+    `contended_block_ms` block-milliseconds; contended are those in which its blocks would have been
+    evicted without it. A block that several leases pin is counted for one of them. `tier` and
+    `num_bytes` (pinned) are as of now.
+    """
+
+    lease_id: str
+    request_id: str
+    tokens: int
+    reason: ReportReason
+    tier: str
+    num_bytes: int
+    idle_block_ms: int
+    contended_block_ms: int
 
 
 Event = Admitted | Committed | Tokens | Finished | Rejected

@@ -11,6 +11,7 @@ from collections import Counter, deque
 
 from engine.config import EngineConfig
 from engine.in_flight import InFlight
+from engine.lease_store import LeaseStore
 from engine.prefix_index import Match
 from engine.sequence import Sequence
 from engine.step import Step
@@ -22,11 +23,11 @@ from engine.waiting import WaitingQueue
 class Scheduler:
     """The queue and the running sequences."""
 
-    def __init__(self, config: EngineConfig, *, boot_id: str) -> None:
+    def __init__(self, config: EngineConfig, *, boot_id: str, store: LeaseStore) -> None:
         """Start idle; `boot_id` goes into the records that admission freezes."""
         self._config = config
         self.counts: Counter[str] = Counter()
-        self.tables = BlockTables(config, self.counts, boot_id=boot_id)
+        self.tables = BlockTables(config, self.counts, boot_id=boot_id, store=store)
         self.index = self.tables.index
         self.pool = self.tables.pool
         self.leases = self.tables.leases
@@ -61,6 +62,8 @@ class Scheduler:
         """
         self._release_copy_sources(step)
         self._count_occupancy(step)
+        for sequence, match in step.restored:
+            self.tables.publish_restored(sequence, match)
         committed = []
         for sequence, num_new in step.scheduled:
             committed += [(sequence, n) for n in self.tables.commit(sequence, num_new)]
@@ -86,14 +89,8 @@ class Scheduler:
 
     def drop_lease(self) -> bool:
         """End the lease with the least time left before its deadline; false when there is none."""
-        next_ms = self.leases.next_expiry_ms()
-        if next_ms is None:
-            return False
-        num_live = self.leases.num_live
-        self.leases.expire(next_ms)
-        self.counts["lease_dropped_total"] += num_live - self.leases.num_live
         self._full_at = None
-        return True
+        return self.leases.drop_next()
 
     def count_deferred(self) -> int:
         """Waiting sequences whose leader still computes what they share."""
@@ -133,6 +130,9 @@ class Scheduler:
         """Extend a table to all its tokens; false when the sequence itself was preempted."""
         num_missing = self.tables.num_missing(sequence)
         while self.pool.num_free < num_missing:
+            if self.leases.give_up():
+                continue
+            self.pool.note_shortage()
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is sequence:
@@ -159,6 +159,7 @@ class Scheduler:
             if match is None:
                 break
             self.waiting.preempted.popleft()
+            match = self.tables.restore(sequence, match)
             sequence.tokens_recomputed_preemption += max(0, sequence.computed - match.tokens)
             self._start(sequence, match, step)
 
@@ -218,6 +219,7 @@ class Scheduler:
         if self._afford(step, sequence.num_tokens - fitting.tokens) == 0:
             return None
         self.waiting.remove(sequence)
+        fitting = self.tables.restore(sequence, fitting)
         self._start(sequence, fitting, step)
         self.tables.answer(sequence, fitting, now_ms)
         step.admitted.append(sequence)
@@ -240,6 +242,9 @@ class Scheduler:
         """Let a sequence run in its blocks."""
         if (copy := self.tables.attach(sequence, match)) is not None:
             step.copies.append(copy)
+        if (load := self.tables.load(sequence, match)) is not None:
+            step.loads.append(load)
+            step.restored.append((sequence, match))
         sequence.deferral = None
         self.running.append(sequence)
         self.in_flight.advance(sequence)
@@ -247,6 +252,10 @@ class Scheduler:
     def _fit(self, sequence: Sequence, match: Match) -> Match | None:
         """What of the match can be used if the sequence starts now; None: it does not fit."""
         fitting = self.tables.fit(sequence, match, room=self._room())
+        while fitting is None and self.leases.give_up():
+            fitting = self.tables.fit(sequence, match, room=self._room())
+        if fitting is None:
+            self.pool.note_shortage()
         self._full_at = self._room() if fitting is None else None
         return fitting
 

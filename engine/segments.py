@@ -21,6 +21,7 @@ class Segment:
 
     def __init__(self, folder: Path, kind: str, number: int) -> None:
         """Create the file. Raises JournalError."""
+        self.kind = kind
         self.number = number
         self.path = path = segment_path(folder, kind, number)
         self._pending: list[bytes] = []

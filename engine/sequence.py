@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.leases import Reservation
+from engine.lease import Reservation
 from engine.plan import Row
 from engine.prefix_index import TOKEN_DTYPE, Match, PrefixChain
 from engine.protocol import EngineRecord, FinishReason, GenerateRequest, Grant
@@ -104,10 +104,10 @@ class Sequence:
         self._block_table[len(self.blocks)] = block
         self.blocks.append(block)
 
-    def commit_next_grant(self) -> None:
+    def commit_next_grant(self, lease_id: str | None) -> None:
         """Mark the first uncommitted grant as committed."""
         index = self.uncommitted.pop(0)
-        self.grants[index] = replace(self.grants[index], committed=True)
+        self.grants[index] = replace(self.grants[index], committed=True, lease_id=lease_id)
 
     def tokens_to_next_cut(self) -> int:
         """Tokens left to compute, but not past the next breakpoint that waits to be committed."""
@@ -146,7 +146,7 @@ class Sequence:
             output_tokens=0,
             overrun_tokens=0,
             finish_reason="engine_lost",  # true until a later record says otherwise
-            reads_by_tier={"device": reused} if reused else {},
+            reads_by_tier=match.tokens_by_tier(),
             queued_ms=now_ms - self.submitted_ms,
         )
 

@@ -8,7 +8,7 @@ its requests.
 import os
 import selectors
 import socket
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -24,16 +24,28 @@ from engine.frames import (
     Gauges,
     Hello,
     Lookup,
+    Reports,
     Stats,
     Step,
     Submit,
+    Unpin,
+    Unpinned,
 )
 from engine.journal import Journal
 from engine.link import Link
-from engine.protocol import EngineInfo, EngineRecord, Event, Finished, GenerateRequest, Rejected
+from engine.protocol import (
+    EngineInfo,
+    EngineRecord,
+    Event,
+    Finished,
+    GenerateRequest,
+    LeaseReport,
+    Rejected,
+)
 
 MAX_LINKS = 64  # a gateway needs one
 MAX_LOOKUP_IDS = 4_096  # keeps an answer well under a frame
+MAX_UNHEARD_REPORTS = 10_000  # while there is no link; the journal keeps more
 
 
 class EngineServer:
@@ -54,7 +66,8 @@ class EngineServer:
         self._links: set[Link] = set()
         self._owners: dict[str, Link] = {}
         self._outbox: defaultdict[Link, list[Event]] = defaultdict(list)
-        self._questions: list[tuple[Link, Lookup | Stats]] = []
+        self._reports: deque[LeaseReport] = deque(maxlen=MAX_UNHEARD_REPORTS)
+        self._questions: list[tuple[Link, Lookup | Stats | Unpinned]] = []
         self._stopping = False
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -118,6 +131,7 @@ class EngineServer:
         for link, events in self._outbox.items():
             link.send(Step(tuple(events)))
         self._outbox.clear()
+        self._send_reports()
         self._answer()
         self._tend_links()
 
@@ -166,10 +180,19 @@ class EngineServer:
                     raise FrameError(f"output_tokens is negative: {output_tokens}")
                 if request_id in link.request_ids:
                     self._core.finish(request_id, output_tokens, self._clock())
-            case Lookup(_, request_ids) if len(request_ids) > MAX_LOOKUP_IDS:
-                raise FrameError(f"A lookup asks for at most {MAX_LOOKUP_IDS} requests.")
-            case Lookup() | Stats():
-                self._questions.append((link, message))
+            case Lookup() | Stats() | Unpin():
+                self._questions.append((link, self._heard(message)))
+
+    def _heard(self, question: Lookup | Stats | Unpin) -> Lookup | Stats | Unpinned:
+        """What `_answer` is to answer after the step; an Unpin is done at once."""
+        if isinstance(question, Lookup) and len(question.request_ids) > MAX_LOOKUP_IDS:
+            raise FrameError(f"A lookup asks for at most {MAX_LOOKUP_IDS} requests.")
+        if not isinstance(question, Unpin):
+            return question
+        num_leases = self._core.end_leases(
+            lease_ids=question.lease_ids, namespaces=question.namespaces, now_ms=self._clock()
+        )
+        return Unpinned(question.call, num_leases)
 
     def _submit(self, link: Link, request: GenerateRequest) -> None:
         if (rejected := self._rejected(request)) is not None:
@@ -185,13 +208,26 @@ class EngineServer:
             return Rejected(request_id, "invalid_request", f"Used request id: {request_id}")
         return self._core.submit(request, self._clock())
 
+    def _send_reports(self) -> None:
+        """Tell every client what leases cost; while there is none, keep it for the next."""
+        self._reports.extend(self._core.take_reports())
+        listeners = [link for link in self._links if link.is_open]
+        if self._reports and listeners:
+            reports = Reports(tuple(self._reports))
+            self._reports.clear()
+            for link in listeners:
+                link.send(reports)
+
     def _answer(self) -> None:
-        """Answer the turn's questions, after its step.
+        """Answer the turn's questions, after its step and with its facts in the journal.
 
         By now a request whose link ended in the same turn is closed, so a lookup never finds it
         neither running nor recorded.
         """
         for link, question in self._questions:
+            if isinstance(question, Unpinned):
+                link.send(question)
+                continue
             if isinstance(question, Stats):
                 link.send(Gauges(question.call, self._core.stats()))
                 continue
@@ -233,6 +269,9 @@ class EngineServer:
             self._core.abort(request_id, self._clock())
         while self._core.has_work:
             self._turn()
+        self._core.stop(self._clock())
+        self._journal.flush()
+        self._send_reports()
 
     def _close(self) -> None:
         for link in self._links:

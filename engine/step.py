@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from engine.plan import BlockCopy, Plan, Row
+from engine.plan import BlockCopy, BlockLoad, Plan, Row
+from engine.prefix_index import Match
 from engine.sequence import Sequence
 
 
@@ -11,13 +12,16 @@ class Step:
     """One step: what the runner is asked, and for whom.
 
     `scheduled` pairs each row's sequence with its number of new tokens; `admitted` are those that
-    left the queue for the first time. The step `is_open` while newcomers may be admitted.
+    left the queue for the first time; `restored` those whose match a stored lease lengthened. The
+    step `is_open` while newcomers may be admitted.
     """
 
     scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    loads: list[BlockLoad] = field(default_factory=list)
+    restored: list[tuple[Sequence, Match]] = field(default_factory=list)
     budget_left: int = 0
     is_open: bool = False
 
@@ -34,4 +38,4 @@ class Step:
     @property
     def plan(self) -> Plan:
         """The step in the runner's terms."""
-        return Plan(tuple(self.copies), tuple(self.rows))
+        return Plan(tuple(self.copies), tuple(self.rows), tuple(self.loads))

@@ -9,8 +9,9 @@ from collections import Counter
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
+from engine.lease_store import LeaseStore
 from engine.leases import LeaseBook
-from engine.plan import BlockCopy
+from engine.plan import BlockCopy, BlockLoad
 from engine.prefix_index import Match, PrefixIndex
 from engine.sequence import Sequence
 
@@ -18,14 +19,16 @@ from engine.sequence import Sequence
 class BlockTables:
     """Moves blocks between the pool, the index, the leases and the sequences that run."""
 
-    def __init__(self, config: EngineConfig, counts: Counter[str], *, boot_id: str) -> None:
+    def __init__(
+        self, config: EngineConfig, counts: Counter[str], *, boot_id: str, store: LeaseStore
+    ) -> None:
         """Start with an empty pool; `boot_id` goes into the records that admission freezes."""
         self._config = config
         self._counts = counts
         self._boot_id = boot_id
         self.index = PrefixIndex(config.block_size, enabled=config.enable_prefix_caching)
         self.pool = BlockPool(config.num_blocks, self.index)
-        self.leases = LeaseBook(config, self.pool)
+        self.leases = LeaseBook(config, self.pool, store, boot_id=boot_id)
 
     def match(self, sequence: Sequence) -> Match:
         """What a sequence that is not running could reuse now; changes nothing."""
@@ -50,6 +53,27 @@ class BlockTables:
             full_tokens = len(match.blocks) * self._config.block_size
             match = Match(match.blocks, full_tokens, None, match.prefixes)
         return match if num_missing <= room else None
+
+    def restore(self, sequence: Sequence, match: Match) -> Match:
+        """Let a stored lease lengthen the match of a sequence that starts now, if that pays."""
+        if match.tokens % self._config.block_size and match.tail_source is None:
+            return match  # its last block is kept and half full: only computing goes on in it
+        return self.leases.restore(sequence.chain, sequence.num_tokens, match)
+
+    def load(self, sequence: Sequence, match: Match) -> BlockLoad | None:
+        """What is to be loaded before the step into the blocks of a sequence just attached."""
+        if match.restored is None:
+            return None
+        first, stop = len(match.blocks), self._config.blocks_for(match.tokens)
+        blocks = tuple(sequence.blocks[first:stop])
+        return BlockLoad(blocks, match.restored.payload, skip=first)
+
+    def publish_restored(self, sequence: Sequence, match: Match) -> None:
+        """Index the blocks that a stored lease filled, its tail included."""
+        size = self._config.block_size
+        for number in range(len(match.blocks), self._config.blocks_for(match.tokens)):
+            end = min(match.tokens, (number + 1) * size)
+            self.index.publish(sequence.chain, end, sequence.blocks[number])
 
     def attach(self, sequence: Sequence, match: Match) -> BlockCopy | None:
         """Give a sequence its matched blocks and fresh ones for all its other tokens.
@@ -125,12 +149,14 @@ class BlockTables:
         lease_read = size * sum(self.pool.is_pinned(block) for block in match.blocks)
         if match.tail_source is not None and self.pool.is_pinned(match.tail_source):
             lease_read += match.tokens - size * len(match.blocks)
+        if match.restored is not None:
+            lease_read += match.restored.tokens
         self._counts["prefix_tokens_queried_total"] += sequence.num_prompt
         self._counts["prefix_tokens_reused_total"] += match.tokens
         self._counts["prefix_tokens_lease_read_total"] += lease_read
 
     def _answer_breakpoints(self, sequence: Sequence, match: Match) -> None:
-        reservation = self.leases.reserve(sequence.request.namespace)
+        reservation = self.leases.reserve(sequence.request.namespace, sequence.request_id)
         for index, breakpoint_ in enumerate(sequence.request.breakpoints):
             grant = self.leases.answer(
                 breakpoint_,
@@ -158,18 +184,20 @@ class BlockTables:
 
     def _commit_grant(self, sequence: Sequence, index: int) -> None:
         grant = sequence.grants[index]
+        lease_id = grant.lease_id
         if grant.outcome == "granted":
             assert sequence.reservation is not None, "granted without a reservation"
             last_block = self._config.blocks_for(grant.tokens) - 1
             self.index.publish(sequence.chain, grant.tokens, sequence.blocks[last_block])
-            self.leases.commit(
+            lease_id = self.leases.commit(
                 sequence.reservation,
                 sequence.chain.at(grant.tokens),
                 tokens=grant.tokens,
                 table=sequence.blocks,
                 deadline_ms=self._deadline_ms(sequence, index),
+                persist=sequence.request.breakpoints[index].persist,
             )
-        sequence.commit_next_grant()
+        sequence.commit_next_grant(lease_id)
 
     def _deadline_ms(self, sequence: Sequence, index: int) -> int:
         """When the lease of a breakpoint ends: it outlives the entry that it serves."""

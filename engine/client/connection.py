@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any, NoReturn
 
@@ -21,18 +22,29 @@ from engine.frames import (
     Gauges,
     Hello,
     Lookup,
+    Reports,
     Stats,
     Step,
     Submit,
+    Unpin,
+    Unpinned,
     encode_client,
 )
-from engine.protocol import PROTOCOL_VERSION, EngineInfo, EngineRecord, GenerateRequest
+from engine.protocol import (
+    PROTOCOL_VERSION,
+    EngineInfo,
+    EngineRecord,
+    Event,
+    GenerateRequest,
+    LeaseReport,
+)
 
 FIRST_DELAY_SECONDS = 0.05  # an engine that was restarted is back at once
 MAX_DELAY_SECONDS = 1.0  # a gateway waits at most this long for an engine that is back
 GREETING_SECONDS = 30.0  # a step of the engine may come first
 CALL_SECONDS = 30.0  # likewise
 LOOKUP_IDS = 1_000  # a frame's share of a long lookup
+MAX_UNREAD_REPORTS = 10_000  # the oldest go first: a later one of the same lease says more
 MAX_UNSENT_BYTES = 64 << 20  # an engine that far behind is not reading
 _CHUNK_BYTES = 256 << 10
 
@@ -63,6 +75,9 @@ class LinkClient:
         )
         self._call_ids = count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._reports: deque[LeaseReport] = deque(maxlen=MAX_UNREAD_REPORTS)
+        self._reported = asyncio.Event()
+        self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._keep_linked(), name=f"engine link {url}")
 
@@ -110,14 +125,34 @@ class LinkClient:
         gauges: dict[str, float] = await self._call(Stats(next(self._call_ids)))
         return gauges
 
+    async def unpin(
+        self, *, lease_ids: Sequence[str] = (), namespaces: Sequence[bytes] = ()
+    ) -> int:
+        """End leases by id and by namespace; see `EngineClient`. Raises EngineLost."""
+        question = Unpin(next(self._call_ids), tuple(lease_ids), tuple(namespaces))
+        num_leases: int = await self._call(question)
+        return num_leases
+
+    async def lease_reports(self) -> AsyncIterator[LeaseReport]:
+        """What leases cost, as it is reported; see `EngineClient`."""
+        while True:
+            while self._reports:
+                yield self._reports.popleft()
+            if self._is_closed:
+                return
+            self._reported.clear()
+            await self._reported.wait()
+
     async def close(self) -> None:
         """End the link and every generation on it."""
         self._trouble = "this client was closed"
+        self._is_closed = True
+        self._reported.set()
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    async def _call(self, question: Lookup | Stats) -> Any:
+    async def _call(self, question: Lookup | Stats | Unpin) -> Any:
         """Ask and wait for the answer with the same number."""
         if self._info is None or self._writer is None:
             raise EngineLost(f"No engine at {self._url}: {self._trouble}")
@@ -178,12 +213,11 @@ class LinkClient:
         match message:
             case Step(events):
                 for event in events:
-                    generation = self._generations.get(event.request_id)
-                    if generation is not None:
-                        generation.deliver(event)
-                    if generation is not None and generation.has_ended:
-                        del self._generations[event.request_id]
-            case Found(call, answer) | Gauges(call, answer):
+                    self._deliver(event)
+            case Reports(reports):
+                self._reports.extend(reports)
+                self._reported.set()
+            case Found(call, answer) | Gauges(call, answer) | Unpinned(call, answer):
                 if (waiting := self._calls.get(call)) is not None and not waiting.done():
                     waiting.set_result(answer)
             case Hello(version, info):
@@ -193,6 +227,13 @@ class LinkClient:
                 self._linked.set()
             case Fault(reason):
                 raise EngineLost(f"the engine refused the link: {reason}")
+
+    def _deliver(self, event: Event) -> None:
+        generation = self._generations.get(event.request_id)
+        if generation is not None:
+            generation.deliver(event)
+        if generation is not None and generation.has_ended:
+            del self._generations[event.request_id]
 
     def _forget_link(self) -> None:
         """Tell everything that waited on the link that it is gone. Idempotent."""

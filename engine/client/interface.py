@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from engine.protocol import EngineInfo, EngineRecord, Event, GenerateRequest
+from engine.protocol import EngineInfo, EngineRecord, Event, GenerateRequest, LeaseReport
 
 
 class EngineLost(Exception):
@@ -50,6 +50,25 @@ class EngineClient(Protocol):
 
     async def stats(self) -> dict[str, float]:
         """Gauges and counters by metric name, for /metrics."""
+        ...
+
+    async def unpin(
+        self, *, lease_ids: Sequence[str] = (), namespaces: Sequence[bytes] = ()
+    ) -> int:
+        """End these leases and all of these namespaces, in every tier; how many there were.
+
+        A tenant is the set of its namespaces. Idempotent: unknown ids and namespaces are none. When
+        this returns, no tier outside the KV pool has anything of them, after a restart neither; in
+        the pool their blocks are the next to be overwritten. Requests that run may still commit
+        leases that they were granted: abort them first. Raises EngineLost.
+        """
+        ...
+
+    def lease_reports(self) -> AsyncIterator[LeaseReport]:
+        """What leases cost, as the engine reports it, across reconnects, for one iterator.
+
+        Reports carry totals, so a missed or repeated one does no harm; ends with `close`.
+        """
         ...
 
     async def close(self) -> None:

@@ -7,15 +7,16 @@ an AssertionError in the step that would have used it.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.plan import BlockCopy, Plan, Row
-from engine.protocol import Breakpoint, EngineRecord, GenerateRequest
+from engine.lease_store import LeaseStore
+from engine.plan import BlockCopy, BlockLoad, Plan, Row
+from engine.protocol import Breakpoint, EngineRecord, GenerateRequest, LeaseReport
 
 Slot = tuple[bytes, int, int] | None
 
@@ -45,6 +46,7 @@ class OracleRunner:
         self.fails_next = False
         self.fault: AssertionError | None = None
         self.num_copies = 0
+        self.num_loads = 0
         self.plans: list[Plan] = []
 
     def expect(self, request: GenerateRequest) -> None:
@@ -64,19 +66,30 @@ class OracleRunner:
         self.plans.append(plan)
         sources = {copy.source for copy in plan.copies}
         fresh = {copy.target for copy in plan.copies} | set(self._started_blocks(plan))
+        fresh |= {block for load in plan.loads for block in load.blocks}
         assert not sources & fresh, f"a copy's source is given away in its step: {sources & fresh}"
+        for load in plan.loads:
+            self._load(load)
+        if plan.loads:
+            self._fail_if_asked()  # a load broke off: its blocks are empty
         for copy in plan.copies:
             self._copy(copy)
         for row in plan.rows:
             self._check(row, row.start, "before the step")
         for row in plan.rows:
             self._write(row)
-        if self.fails_next:
-            self.fails_next = False
-            raise RuntimeError("injected failure")
+        self._fail_if_asked()
         for row in plan.rows:
             self._check(row, row.start + len(row.tokens), "after the step")
         return [self._sample(row) for row in plan.rows if row.samples]
+
+    def snapshot(self, blocks: Sequence[int], num_tokens: int) -> list[list[Slot]]:
+        """What a tier keeps of the first `num_tokens` slots of `blocks`."""
+        copied = [list(self.slots[block]) for block in blocks]
+        num_tail = num_tokens - (len(blocks) - 1) * self.block_size
+        copied[-1][num_tail:] = [None] * (self.block_size - num_tail)
+        assert all(slot is not None for block in copied[:-1] for slot in block), "copied too early"
+        return copied
 
     def continuation(self, request: GenerateRequest, num_tokens: int) -> list[int]:
         """What the first `num_tokens` outputs of a request must be."""
@@ -89,6 +102,11 @@ class OracleRunner:
             history = next_history(history, output[-1])
         return output
 
+    def _fail_if_asked(self) -> None:
+        if self.fails_next:
+            self.fails_next = False
+            raise RuntimeError("injected failure")
+
     def _extend(self, content: list[Slot], namespace: bytes, token: int) -> None:
         history = content[-1][2] if content else 0
         content.append((namespace, token, next_history(history, token)))
@@ -99,6 +117,11 @@ class OracleRunner:
         # A fresh block starts poisoned: whatever its last user left must not be read.
         self.slots[copy.target] = held + [None] * (self.block_size - copy.num_slots)
         self.num_copies += 1
+
+    def _load(self, load: BlockLoad) -> None:
+        for block, held in zip(load.blocks, load.payload[load.skip :], strict=False):
+            self.slots[block] = [None] * self.block_size if self.fails_next else list(held)
+            self.num_loads += 1
 
     def _started_blocks(self, plan: Plan) -> Iterable[int]:
         """The blocks that rows write from their first slot on."""
@@ -144,6 +167,7 @@ class ListJournal:
         self.closed: dict[str, EngineRecord] = {}
         self.commits: dict[str, list[int]] = {}
         self.outputs: dict[str, int] = {}
+        self.reports: list[LeaseReport] = []
 
     def admitted(self, record: EngineRecord) -> None:
         assert record.request_id not in self.opened, "admitted twice"
@@ -156,6 +180,9 @@ class ListJournal:
     def produced(self, request_id: str, output_tokens: int) -> None:
         assert output_tokens == self.outputs.get(request_id, 0) + 1, "a gap in the output"
         self.outputs[request_id] = output_tokens
+
+    def reported(self, report: LeaseReport) -> None:
+        self.reports.append(report)
 
     def finished(self, record: EngineRecord) -> None:
         assert record.request_id not in self.closed, "finished twice"
@@ -181,12 +208,33 @@ def small_config(**changes: object) -> EngineConfig:
 class Bench:
     """A core on an oracle runner, with a clock that is moved by hand."""
 
-    def __init__(self, config: EngineConfig, **runner: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        store: Callable[[OracleRunner], LeaseStore] | None = None,
+        **runner: int,
+    ) -> None:
         self.config = config
         self.runner = OracleRunner(config, **runner)
         self.journal = ListJournal()
-        self.core = EngineCore(config, self.runner, boot_id="boot", journal=self.journal)
+        self.store = store or (lambda runner: LeaseStore())
+        self.num_boots = 0
         self.now_ms = 1_000
+        self.boot()
+
+    def boot(self) -> None:
+        """Start an engine; the one before it is gone, and so is all that was in its blocks."""
+        boot_id = f"boot{self.num_boots or ''}"
+        self.num_boots += 1
+        self.runner.slots = [[None] * self.config.block_size for _ in self.runner.slots]
+        self.core = EngineCore(
+            self.config,
+            self.runner,
+            boot_id=boot_id,
+            journal=self.journal,
+            store=self.store(self.runner),
+        )
 
     def submit(self, request: GenerateRequest):
         rejected = self.core.submit(request, self.now_ms)
@@ -271,7 +319,12 @@ def random_requests(
         candidates += [tokens for tokens in favourites if tokens <= num_tokens]
         chosen = chance.sample(candidates, min(len(candidates), chance.randint(0, 4)))
         breakpoints = tuple(
-            Breakpoint(tokens, chance.choice([0, 20, 200, 1_000]), chance.random() < 0.7)
+            Breakpoint(
+                tokens,
+                chance.choice([0, 20, 200, 1_000, 4_000]),
+                write=chance.random() < 0.7,
+                persist=chance.random() < 0.5,
+            )
             for tokens in sorted(set(chosen))
         )
         requests.append(

@@ -21,6 +21,8 @@ def test_defaults_are_the_documented_ones(model):
     assert (arguments.max_num_seqs, arguments.max_num_batched_tokens) == (64, 2048)
     assert (arguments.block_size, arguments.kv_cache_memory) == (16, None)
     assert (arguments.dtype, arguments.device) == ("auto", "cpu")
+    assert (arguments.lease_cap_bytes, arguments.lease_quota_bytes) == (None, None)
+    assert (arguments.lease_host_bytes, arguments.lease_disk_bytes) == (8 << 30, 8 << 30)
     assert arguments.enable_prefix_caching
     assert arguments.enable_chunked_prefill
     assert (arguments.scheduling, arguments.kv_layout) == ("continuous", "paged")

@@ -215,7 +215,7 @@ def test_a_live_lease_is_refreshed_and_a_lost_one_restored() -> None:
     here = bench()
     here.run(ask("writer", range(10), breakpoints=(write(7, ttl_ms=100),)))
     later = here.run(ask("reader", range(20), read_tokens=7, breakpoints=(read(7, ttl_ms=500),)))
-    assert later[0].grants == (Grant(7, False, "refreshed"),)
+    assert later[0].grants == (Grant(7, False, "refreshed", lease_id="boot:0"),)
     here.step(advance_ms=400)
     assert here.core.stats()["leases_live"] == 1
     here.step(advance_ms=500)
@@ -224,7 +224,9 @@ def test_a_live_lease_is_refreshed_and_a_lost_one_restored() -> None:
     restored = here.run(ask("restorer", range(20), read_tokens=7, breakpoints=(read(7),)))
 
     assert restored[0].grants == (Grant(7, False, "granted"),)
-    assert record_of(restored).grants == (Grant(7, False, "granted", committed=True),)
+    assert record_of(restored).grants == (
+        Grant(7, False, "granted", committed=True, lease_id="boot:1"),
+    )
     assert here.core.stats()["leases_live"] == 1
 
 
@@ -234,7 +236,7 @@ def test_writing_a_lease_that_lives_is_a_refresh_that_commits() -> None:
 
     events = here.run(ask("second", range(12), breakpoints=(write(12),)))
 
-    assert events[0] == Admitted("second", (Grant(12, True, "refreshed"),), 11)
+    assert events[0] == Admitted("second", (Grant(12, True, "refreshed", lease_id="boot:0"),), 11)
     assert of(events, Committed) == [Committed("second", 12)]
     assert here.core.stats()["leases_live"] == 1
 

@@ -5,7 +5,7 @@ import pytest
 
 from engine.errors import JournalError
 from engine.journal import Journal
-from engine.protocol import EngineRecord, Grant
+from engine.protocol import EngineRecord, Grant, LeaseReport
 from engine.segments import read_segment, segment_numbers, segment_path
 
 
@@ -151,7 +151,7 @@ def test_starts_that_serve_nothing_leave_no_files_behind(folder):
     for _ in range(5):
         Journal(folder).close()
 
-    assert len(list(folder.iterdir())) == 3  # the lock, one segment of each kind
+    assert len(list(folder.iterdir())) == 4  # the lock, one segment of each kind
 
 
 def test_a_sync_that_fails_stops_the_next_write(folder):
@@ -199,3 +199,19 @@ def test_a_full_disk_is_an_error_not_a_lost_fact(folder):
         journal.flush()
 
     killed(journal)
+
+
+def test_lease_reports_are_kept_and_the_oldest_go_first(folder):
+    journal = Journal(folder, segment_bytes=2_000, kept_bytes=6_000)
+    for number in range(200):
+        journal.reported(LeaseReport(f"lease:{number}", "req_1", 16, "expired", "device", 1, 5, 2))
+        journal.flush()
+    journal.close()
+    Journal(folder, segment_bytes=2_000, kept_bytes=6_000).close()
+
+    paths = [segment_path(folder, "lease", number) for number in segment_numbers(folder, "lease")]
+    lines = [line for path in paths for _, line in read_segment(path)]
+
+    assert lines[-1]["lease_id"] == "lease:199"
+    assert lines[0]["lease_id"] != "lease:0"
+    assert sum(path.stat().st_size for path in paths) <= 8_000

@@ -54,6 +54,27 @@ def test_the_quota_is_the_cap_unless_the_operator_says_otherwise() -> None:
     assert limited.max_num_seqs == 3
 
 
+@pytest.mark.parametrize(
+    ("cap_bytes", "quota_bytes", "cap", "quota"),
+    [(30_999, None, 30, 30), (99_000, None, 90, 90), (50_000, 20_500, 50, 20), (0, 9_000, 0, 0)],
+)
+def test_cap_and_quota_are_given_in_bytes_and_one_context_stays_free(
+    cap_bytes: int, quota_bytes: int | None, cap: int, quota: int
+) -> None:
+    config = engine_config(
+        bytes_per_block=1000,
+        max_model_len=160,
+        vocab_size=9,
+        memory_bytes=GIB,
+        kv_cache_bytes=100_999,
+        lease_cap_bytes=cap_bytes,
+        lease_quota_bytes=quota_bytes,
+    )
+
+    assert (config.pin_cap_blocks, config.namespace_quota_blocks) == (cap, quota)
+    assert (config.block_bytes, config.max_request_tokens) == (1000, 160)
+
+
 def test_a_pool_smaller_than_one_block_is_refused() -> None:
     with pytest.raises(KVCacheTooSmall, match="999 bytes; one block takes 1000"):
         engine_config(

@@ -5,9 +5,12 @@ import random
 import numpy as np
 import pytest
 
+from engine.lease import owner_of
+from engine.lease_store import LeaseStore
 from engine.prefix_index import TOKEN_DTYPE, PrefixChain
 from engine.protocol import Admitted, Committed, Finished, Rejected, Tokens
-from tests.engine.oracle import Bench, random_config, random_requests, unpack
+from tests.engine.oracle import Bench, OracleRunner, random_config, random_requests, unpack
+from tests.engine.slot_tier import SlotTier, slot_store
 
 NUM_REQUESTS = 40
 MAX_STEPS = 3_000
@@ -18,6 +21,7 @@ class Promises:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
+        self.store = LeaseStore()
         self.deadlines: dict[tuple[bytes, bytes], int] = {}
 
     def extend(self, request, tokens: int, submitted_ms: int, *, is_new: bool) -> None:
@@ -26,6 +30,17 @@ class Promises:
         deadline_ms = submitted_ms + ttl_ms + self.bench.config.lease_grace_ms
         assert is_new or prefix in self.deadlines, f"refreshed a lease that is not: {prefix}"
         self.deadlines[prefix] = max(self.deadlines.get(prefix, 0), deadline_ms)
+
+    def end(self, namespace: bytes, prompt: bytes) -> None:
+        del self.deadlines[namespace, prompt]
+
+    def keep_only(self, stored: set[tuple[bytes, bytes]]) -> None:
+        """After a restart: what the disk has, by owner and tokens."""
+        self.deadlines = {
+            (namespace, prompt): deadline_ms
+            for (namespace, prompt), deadline_ms in self.deadlines.items()
+            if (owner_of(namespace), prompt) in stored
+        }
 
     def expire(self) -> None:
         now_ms = self.bench.now_ms
@@ -39,7 +54,28 @@ class Promises:
         tokens = np.array([*unpack(prompt), 0], dtype=TOKEN_DTYPE)
         chain = PrefixChain(namespace, tokens, self.bench.config.block_size)
         match = self.bench.core.scheduler.index.match(chain, len(tokens))
-        assert match.tokens == len(tokens) - 1, f"a live lease is not readable: {match}"
+        stored = self.store.find(chain, len(tokens), matched=match.tokens)
+        longest = {chain.at(length).key for length in (len(tokens) - 1, len(tokens))}
+        is_whole = match.tokens == len(tokens) - 1 or stored in longest
+        assert is_whole, f"a live lease is not readable: {match}"
+
+
+class Meter:
+    """The integral of distinct leased blocks over time, to compare with what leases report."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.block_ms = 0
+
+    def pass_time(self, ms: int) -> None:
+        self.block_ms += ms * self.bench.core.scheduler.leases.num_leased_blocks
+
+    def check(self) -> None:
+        totals: dict[str, int] = {}
+        for report in self.bench.journal.reports:
+            total = report.idle_block_ms + report.contended_block_ms
+            totals[report.lease_id] = max(total, totals.get(report.lease_id, 0))
+        assert sum(totals.values()) == self.block_ms, "reports do not add up to what was pinned"
 
 
 class Scenario:
@@ -48,7 +84,14 @@ class Scenario:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         config = random_config(self.chance)
-        self.bench = Bench(config, num_tokens_sampled=self.chance.choice([40, 1000]))
+        self.tier = SlotTier(
+            keeps_all=self.chance.random() < 0.5,
+            budget_bytes=self.chance.choice([8, 1 << 30, 1 << 30]),
+            chance=random.Random(seed),
+        )
+        self.bench = Bench(
+            config, store=self.open_store, num_tokens_sampled=self.chance.choice([40, 1000])
+        )
         requests = random_requests(self.chance, config, num_requests=NUM_REQUESTS)
         self.unsent = requests[::-1]
         self.requests = {request.request_id: request for request in requests}
@@ -60,13 +103,23 @@ class Scenario:
         self.admissions: dict[str, Admitted] = {}
         self.ends: dict[str, Finished | Rejected] = {}
         self.promises = Promises(self.bench)
+        self.promises.store = self.store
+        self.meter = Meter(self.bench)
+        self.num_reports = 0
+        self.restarts_at = self.chance.choice([None, self.chance.randrange(20, 120)])
         self.has_failures = self.chance.random() < 0.2
 
+    def open_store(self, runner: OracleRunner) -> LeaseStore:
+        self.store = slot_store(runner, self.tier)
+        return self.store
+
     def run(self) -> None:
-        for _ in range(MAX_STEPS):
+        for number in range(MAX_STEPS):
             if not (self.unsent or self.bench.core.has_work):
                 break
             self.disturb()
+            if number == self.restarts_at:
+                self.restart()
             for event in self.step():
                 self.take(event)
             self.promises.check_one(self.chance)
@@ -74,7 +127,10 @@ class Scenario:
         else:
             raise AssertionError(f"hangs: {self.bench.core.stats()}")
         assert self.ends.keys() == self.requests.keys()
+        self.meter.pass_time(100_000)
         self.bench.step(advance_ms=100_000)
+        self.meter.check()
+        assert not self.tier.kept, "an ended lease is still stored"
         stats = self.bench.core.stats()
         assert stats["kv_blocks_pinned"] == stats["kv_blocks_reserved"] == stats["leases_live"] == 0
         assert stats["num_requests_deferred"] == stats["kv_slots_reserved"] == 0
@@ -98,11 +154,52 @@ class Scenario:
             self.bench.core.finish(request_id, num_kept, self.bench.now_ms)
         self.bench.runner.fails_next = self.has_failures and self.chance.random() < 0.03
 
+        if self.chance.random() < 0.03:
+            self.unpin()
+        if self.chance.random() < 0.1:  # as if blocks were short
+            self.bench.core.scheduler.leases.give_up()
+
+    def unpin(self) -> None:
+        """End some lease by id or all of a namespace, also what ended before."""
+        ids = [report.lease_id for report in self.bench.journal.reports]
+        is_by_id = ids and self.chance.random() < 0.7
+        self.bench.core.end_leases(
+            lease_ids=[self.chance.choice(ids)] if is_by_id else [],
+            namespaces=[] if is_by_id else [self.chance.choice([b"tenant-a", b"nobody"])],
+            now_ms=self.bench.now_ms,
+        )
+        self.take_reports()
+        self.bench.core.check_integrity()
+
+    def restart(self) -> None:
+        """The engine is gone; the next one has what the disk has, and no request."""
+        self.bench.core.stop(self.bench.now_ms)
+        self.ends |= dict.fromkeys(self.live)
+        self.live.clear()
+        self.bench.boot()
+        self.promises.store = self.store
+        stored = [kept[0] for kept in self.tier.kept.values()]
+        kept = {(prefix.owner, prefix.tokens) for prefix in stored}
+        self.promises.keep_only(kept)
+
     def step(self):
         advance_ms = 900 if self.chance.random() < 0.02 else self.chance.randint(0, 12)
+        self.meter.pass_time(advance_ms)
         self.bench.now_ms += advance_ms
         self.promises.expire()
-        return self.bench.step(advance_ms=0)
+        events = self.bench.step(advance_ms=0)
+        self.lost_now = self.take_reports()
+        return events
+
+    def take_reports(self) -> set[str]:
+        """Forget the promises that were ended or lost; return the ids of their leases."""
+        reports = self.bench.journal.reports[self.num_reports :]
+        self.num_reports += len(reports)
+        ended = [report for report in reports if report.reason in ("lost", "unpinned")]
+        for report in ended:
+            request = self.requests[report.request_id]
+            self.promises.end(request.namespace, request.prompt[: report.tokens * 4])
+        return {report.lease_id for report in ended}
 
     def take(self, event) -> None:
         request_id = event.request_id
@@ -138,7 +235,7 @@ class Scenario:
         self.check_passed(request)
         for grant in event.grants:
             assert not grant.committed
-            if grant.outcome == "refreshed":
+            if grant.outcome == "refreshed" and grant.lease_id not in self.lost_now:
                 submitted_ms = self.submitted_ms[event.request_id]
                 self.promises.extend(request, grant.tokens, submitted_ms, is_new=False)
 

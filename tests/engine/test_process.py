@@ -1,8 +1,11 @@
+import asyncio
 import signal
 import subprocess
 import sys
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from engine.client import Breakpoint, Finished, Tokens, connect_engine
@@ -33,6 +36,47 @@ def engine_process(model, data_dir, *flags):
             assert process.stderr.read() == ""
         finally:
             process.kill()
+
+
+async def answer(client, request_id, **fields):
+    """One greedy request's output and record."""
+    events = [event async for event in client.generate(generate_request(request_id, **fields))]
+    output = [token for event in events if isinstance(event, Tokens) for token in event.ids]
+    return output, events[-1].record
+
+
+async def is_written(client):
+    """Whether a lease is whole on disk."""
+    return (await client.stats())["lease_files_written_total"] > 0
+
+
+async def test_a_paid_prefix_is_read_from_disk_after_kill_9(tiny_folder, tmp_path):
+    url = f"unix:{tmp_path / 'run' / 'engine.sock'}"
+    prompt = np.arange(1_000, 1_300).astype("<u4").tobytes()
+    mark = Breakpoint(290, ttl_ms=3_600_000, write=True, persist=True)
+    with engine_process(tiny_folder, tmp_path) as process:
+        client = connect_engine(url)
+        await client.ready(60)
+        cold, _ = await answer(client, "req_1", prompt=prompt, breakpoints=(mark,))
+        async with asyncio.timeout(30):
+            while not await is_written(client):
+                pass  # each question is a turn of the engine's loop
+        process.kill()
+        await client.close()
+    with engine_process(tiny_folder, tmp_path) as process:
+        client = connect_engine(url)
+        await client.ready(60)
+        mark = replace(mark, write=False)
+        warm, record = await answer(
+            client, "req_2", prompt=prompt, read_tokens=290, breakpoints=(mark,)
+        )
+        await client.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=15) == 0
+
+    assert record.reads_by_tier == {"disk": 290}
+    assert [grant.outcome for grant in record.grants] == ["refreshed"]
+    assert warm == cold
 
 
 async def test_an_engine_runs_until_its_stdin_closes_and_ends_in_order(tiny_folder, tmp_path):

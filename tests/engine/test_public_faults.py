@@ -84,8 +84,8 @@ def test_row_11_only_granted_breakpoints_are_written_not_all_that_was_computed()
 
     record = records(events)["r"]
     assert record.grants == (
-        Grant(8, True, "refreshed", None, committed=True),
-        Grant(16, True, "granted", None, committed=True),
+        Grant(8, True, "refreshed", None, committed=True, lease_id="boot:0"),
+        Grant(16, True, "granted", None, committed=True, lease_id="boot:1"),
         Grant(40, True, "refused", "quota", committed=False),
     )
     assert (record.tokens_reused_promised, record.tokens_computed) == (8, 32)

@@ -1,0 +1,29 @@
+"""The seam between the core and its journal."""
+
+from typing import Protocol
+
+from engine.protocol import EngineRecord, LeaseReport
+
+
+class JournalSink(Protocol):
+    """Where facts are written before the events that carry them leave the core."""
+
+    def admitted(self, record: EngineRecord) -> None:
+        """A request left the queue; its grants are final and none is committed."""
+        ...
+
+    def committed(self, request_id: str, tokens: int) -> None:
+        """The breakpoint at `tokens` is committed."""
+        ...
+
+    def produced(self, request_id: str, output_tokens: int) -> None:
+        """The request has produced `output_tokens` tokens in all."""
+        ...
+
+    def finished(self, record: EngineRecord) -> None:
+        """An admitted request ended."""
+        ...
+
+    def reported(self, report: LeaseReport) -> None:
+        """A lease was read or ended; what it has cost so far."""
+        ...
