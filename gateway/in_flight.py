@@ -8,11 +8,9 @@ from gateway.admission import Order
 from gateway.errors import Overloaded
 from gateway.generation import Generation
 from gateway.parts import Parts
+from gateway.shutdown import SETTLING_SECONDS
 
 log = logging.getLogger(__name__)
-
-# After its abort a generation needs one engine step and one commit, with retries.
-SETTLING_SECONDS = 4.0
 
 
 class InFlight:
@@ -43,7 +41,12 @@ class InFlight:
         return generation
 
     async def drain(self, seconds: float) -> None:
-        """Take no new requests, give the running ones `seconds`, then stop and settle them."""
+        """Take no new requests, give the running ones `seconds`, then stop and settle them.
+
+        A drain that has begun is not begun again: a second call returns at once.
+        """
+        if self._is_draining:
+            return
         self._is_draining = True
         await self._wait(seconds)
         for generation in self._tasks.values():
