@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from billing.errors import BillingError
-from billing.holds import Hold, open_holds
-from engine.client import EngineLost, EngineRecord
+from billing.holds import open_holds
+from engine.client import EngineLost
 from gateway.closing import release_hold, settle_hold
 from gateway.in_flight import InFlight
 from gateway.parts import Parts
@@ -57,20 +57,16 @@ async def recover_holds(parts: Parts, *, live: Callable[[], Collection[str]]) ->
         return 0
     records = await parts.engine.lookup([hold.request_id for hold in orphans])
     num_left = 0
-    for hold in orphans:
-        if hold.request_id in records and records[hold.request_id] is None:
-            num_left += 1  # still queued or running: the engine has yet to see that nobody listens
-            continue
+    for request_id in (hold.request_id for hold in orphans):
         try:
-            await _close(parts, hold, records.get(hold.request_id))
+            if request_id not in records:
+                await release_hold(parts, request_id, reason="never_admitted")
+                log.info("hold_recovered", extra={"request_id": request_id, "admitted": False})
+            elif (record := records[request_id]) is None:
+                num_left += 1  # queued or running: the engine has yet to see that nobody listens
+            else:
+                await settle_hold(parts, record, stop_reason=None)
+                log.info("hold_recovered", extra={"request_id": request_id, "admitted": True})
         except BillingError:
-            log.exception("hold_not_recoverable", extra={"request_id": hold.request_id})
+            log.exception("hold_not_recoverable", extra={"request_id": request_id})
     return num_left
-
-
-async def _close(parts: Parts, hold: Hold, record: EngineRecord | None) -> None:
-    if record is None:
-        await release_hold(parts, hold.request_id, reason="never_admitted")
-    else:
-        await settle_hold(parts, record, stop_reason=None)
-    log.info("hold_recovered", extra={"request_id": hold.request_id, "charged": record is not None})
