@@ -16,11 +16,14 @@ log = logging.getLogger(__name__)
 class InFlight:
     """Starts generations and keeps them until they have ended.
 
-    hold_left_open   set when one ended without closing its hold: recovery has work
+    hold_left_open    set when one ended without closing its hold: recovery has work
+    stop_string_cuts  of those, the output tokens up to a stop string, by request id: the engine's
+                      journal may not know of them
     """
 
     def __init__(self, parts: Parts) -> None:
         self.hold_left_open = asyncio.Event()
+        self.stop_string_cuts: dict[str, int] = {}
         self._parts = parts
         self._tasks: dict[asyncio.Task[None], Generation] = {}
         self._is_draining = False
@@ -62,4 +65,6 @@ class InFlight:
     def _forget(self, task: asyncio.Task[None]) -> None:
         generation = self._tasks.pop(task)
         if generation.hold_is_open:
+            if (cut := generation.billable_output_tokens) is not None:
+                self.stop_string_cuts[generation.order.request_id] = cut
             self.hold_left_open.set()

@@ -6,7 +6,6 @@ request, and by a database that was away when a request ended.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from billing.errors import BillingError
@@ -15,6 +14,7 @@ from engine.client import EngineLost
 from gateway.closing import release_hold, settle_hold
 from gateway.in_flight import InFlight
 from gateway.parts import Parts
+from gateway.usage import bill_up_to
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ async def keep_recovering(parts: Parts, in_flight: InFlight) -> None:
         in_flight.hold_left_open.clear()
         try:
             await parts.engine.ready(ENGINE_WAIT_SECONDS)
-            num_left = await recover_holds(parts, live=lambda: in_flight.request_ids)
+            num_left = await recover_holds(parts, in_flight)
         except EngineLost as error:
             log.warning("recovery_waits_for_engine", extra={"reason": str(error)})
             num_left = 1
@@ -44,14 +44,14 @@ async def keep_recovering(parts: Parts, in_flight: InFlight) -> None:
                 await in_flight.hold_left_open.wait()
 
 
-async def recover_holds(parts: Parts, *, live: Callable[[], Collection[str]]) -> int:
+async def recover_holds(parts: Parts, in_flight: InFlight) -> int:
     """Close every open hold whose request is not alive here; returns how many must be asked again.
 
-    `live` is called after the holds were read: a request that ended in between is only closed a
-    second time, which changes nothing, but one that began in between would be taken for dead.
+    Who is alive is asked after the holds were read: a request that ended in between is only closed
+    a second time, which changes nothing, but one that began in between would be taken for dead.
     """
     holds = await parts.database.read(open_holds)
-    alive = live()
+    alive = in_flight.request_ids
     orphans = [hold for hold in holds if hold.request_id not in alive]
     if not orphans:
         return 0
@@ -65,7 +65,9 @@ async def recover_holds(parts: Parts, *, live: Callable[[], Collection[str]]) ->
             elif (record := records[request_id]) is None:
                 num_left += 1  # queued or running: the engine has yet to see that nobody listens
             else:
-                await settle_hold(parts, record, stop_reason=None)
+                cut = in_flight.stop_string_cuts.get(request_id)
+                await settle_hold(parts, bill_up_to(record, cut), stop_reason=None)
+                in_flight.stop_string_cuts.pop(request_id, None)
                 log.info("hold_recovered", extra={"request_id": request_id, "admitted": True})
         except BillingError:
             log.exception("hold_not_recoverable", extra={"request_id": request_id})
