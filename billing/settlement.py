@@ -41,15 +41,13 @@ class Settlement:
     repeated: bool = field(default=False, compare=False)
 
 
-def charge(hold: Hold, facts: EngineFacts | None) -> Charge | None:
-    """What the request owes, from its hold and the engine's record alone; None: nothing.
+def charge_due(hold: Hold, facts: EngineFacts) -> Charge | None:
+    """What an admitted request owes, from its hold and the engine's record alone; None: nothing.
 
-    Never admitted: nothing. Failed before its first token: nothing. Everything else pays the input
-    side and what was produced, also when the client left. A write is paid for only if the engine
-    granted it and committed exactly that prefix.
+    Failed before its first token: nothing. Everything else pays the input side and what was
+    produced, also when the client left. A write is paid for only if the engine granted it and
+    committed exactly that prefix.
     """
-    if facts is None:
-        return None
     if facts.finish_reason in ("error", "engine_lost") and facts.output_tokens == 0:
         return None
     pinned = {
@@ -99,7 +97,7 @@ def settle(
         engine=facts,
     )
     booked_at_ms = ended_at_ms if booked_at_ms is None else booked_at_ms
-    return _close(conn, ending, charge(hold, facts), booked_at_ms=booked_at_ms)
+    return _close(conn, ending, charge_due(hold, facts), booked_at_ms=booked_at_ms)
 
 
 def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int) -> Settlement:
