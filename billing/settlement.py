@@ -8,7 +8,7 @@ from sqlalchemy import Connection, insert
 from billing import accounts as names
 from billing import entries
 from billing.errors import HoldNotFound, InconsistentFacts
-from billing.facts import EngineFacts, RefusedWrite
+from billing.facts import EngineFacts, RefusedWrite, is_failure
 from billing.holds import Hold, HoldState, close_hold, find_hold
 from billing.ledger import Transfer, balance, post
 from billing.meters import Quantities, WritePoint, split
@@ -48,7 +48,7 @@ def charge_due(hold: Hold, facts: EngineFacts) -> Charge | None:
     produced, also when the client left. A write is paid for only if the engine granted it and
     committed exactly that prefix.
     """
-    if facts.finish_reason in ("error", "engine_lost") and facts.output_tokens == 0:
+    if is_failure(facts.finish_reason) and facts.output_tokens == 0:
         return None
     pinned = {
         grant.tokens
@@ -212,13 +212,14 @@ def _find(conn: Connection, request_id: str) -> Hold:
 
 
 def _status(facts: EngineFacts) -> Status:
-    match facts.finish_reason:
+    reason = facts.finish_reason
+    if is_failure(reason):
+        return "failed"
+    match reason:
         case "stop_token" | "max_tokens" | "finished":
             return "completed"
         case "aborted":
             return "aborted"
-        case _:
-            return "failed"
 
 
 def _refused(hold: Hold, facts: EngineFacts) -> tuple[RefusedWrite, ...]:

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from billing.entries import activate
 from billing.errors import InsufficientBalance, UnknownPrice
+from billing.facts import is_failure
 from billing.holds import Hold
 from billing.meters import Quantities
 from engine.client import (
@@ -221,16 +222,16 @@ class Generation:
 
     def _stop_reason(self, reason: FinishReason) -> StopReason | None:
         """What the client is told; None if the answer did not come to an end of its own."""
+        if is_failure(reason) or reason == "aborted":
+            return None
+        if self._output.stop_sequence is not None:
+            return "stop_sequence"
         match reason:
-            case "aborted" | "error" | "engine_lost":
-                return None
-            case _ if self._output.stop_sequence is not None:
-                return "stop_sequence"
             case "max_tokens" if self.order.is_clamped:
                 return "model_context_window_exceeded"
             case "max_tokens":
                 return "max_tokens"
-            case _:
+            case "stop_token" | "finished":
                 return "end_turn"
 
 
