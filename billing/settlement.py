@@ -108,7 +108,7 @@ def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int)
     ending = replace(
         in_progress(_find(conn, request_id)),
         status="released",
-        error_type=reason,
+        release_reason=reason,
         ended_at_ms=ended_at_ms,
     )
     return _close(conn, ending, None, booked_at_ms=ended_at_ms)

@@ -73,6 +73,7 @@ def test_a_stream_that_loses_its_engine_is_settled_from_the_journal(stack: Stack
     stack.start_engine()
     record = wait_recovered(stack, reader.request_id)
     assert (record["status"], record["engine"]["finish_reason"]) == ("failed", "engine_lost")
+    assert (record["error_type"], record["release_reason"]) == ("overloaded_error", None)
     assert record["usage"]["output_tokens"] >= reader.num_deltas
     assert split_of_usage(record["usage"]) == Split(w5=2000, input=30)
 
@@ -151,6 +152,7 @@ def test_a_killed_gateways_request_that_the_engine_never_saw_costs_nothing(stack
 
     record = wait_recovered(stack, reader.request_id)
     assert (record["status"], record["postings"]) == ("released", [])
+    assert (record["release_reason"], record["error_type"]) == ("never_admitted", None)
     stack.runner.pace_seconds = 0
     assert split_of(stack.post(ASK | {"max_tokens": 1})) == Split(w5=2000, input=30)
 
