@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Collection
 
-from gateway.admission import Order
 from gateway.errors import Overloaded
 from gateway.generation import Generation
+from gateway.orders import Order
 from gateway.parts import Parts
 from gateway.shutdown import SETTLING_SECONDS
 
