@@ -3,12 +3,20 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Literal, get_args
+
+from typing_extensions import TypeIs
 
 from billing.meters import WritePoint
 
-FinishReason = Literal["stop_token", "max_tokens", "finished", "aborted", "error", "engine_lost"]
+FailureReason = Literal["error", "engine_lost"]
+FinishReason = Literal["stop_token", "max_tokens", "finished", "aborted", FailureReason]
 GrantOutcome = Literal["granted", "refreshed", "refused"]
+
+
+def is_failure(reason: FinishReason) -> TypeIs[FailureReason]:
+    """Whether the engine, not the answer or the client, ended the request."""
+    return reason in get_args(FailureReason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, insert
 from billing import accounts as names
 from billing import entries
 from billing.errors import HoldNotFound, InconsistentFacts
-from billing.facts import EngineFacts, RefusedWrite
+from billing.facts import EngineFacts, RefusedWrite, is_failure
 from billing.holds import Hold, HoldState, close_hold, find_hold
 from billing.ledger import Transfer, balance, post
 from billing.meters import Quantities, WritePoint, split
@@ -41,16 +41,14 @@ class Settlement:
     repeated: bool = field(default=False, compare=False)
 
 
-def charge(hold: Hold, facts: EngineFacts | None) -> Charge | None:
-    """What the request owes, from its hold and the engine's record alone; None: nothing.
+def charge_due(hold: Hold, facts: EngineFacts) -> Charge | None:
+    """What an admitted request owes, from its hold and the engine's record alone; None: nothing.
 
-    Never admitted: nothing. Failed before its first token: nothing. Everything else pays the input
-    side and what was produced, also when the client left. A write is paid for only if the engine
-    granted it and committed exactly that prefix.
+    Failed before its first token: nothing. Everything else pays the input side and what was
+    produced, also when the client left. A write is paid for only if the engine granted it and
+    committed exactly that prefix.
     """
-    if facts is None:
-        return None
-    if facts.finish_reason in ("error", "engine_lost") and facts.output_tokens == 0:
+    if is_failure(facts.finish_reason) and facts.output_tokens == 0:
         return None
     pinned = {
         grant.tokens
@@ -99,7 +97,7 @@ def settle(
         engine=facts,
     )
     booked_at_ms = ended_at_ms if booked_at_ms is None else booked_at_ms
-    return _close(conn, ending, charge(hold, facts), booked_at_ms=booked_at_ms)
+    return _close(conn, ending, charge_due(hold, facts), booked_at_ms=booked_at_ms)
 
 
 def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int) -> Settlement:
@@ -110,7 +108,7 @@ def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int)
     ending = replace(
         in_progress(_find(conn, request_id)),
         status="released",
-        error_type=reason,
+        release_reason=reason,
         ended_at_ms=ended_at_ms,
     )
     return _close(conn, ending, None, booked_at_ms=ended_at_ms)
@@ -132,7 +130,9 @@ def _close(
     if record.postings:
         _post(conn, record, account_id, booked_at_ms=booked_at_ms)
         _enqueue(conn, record, account_id, created_at_ms=booked_at_ms)
-    entries.keep_only(conn, request_id, record.writes)
+    for write in record.writes:  # live already, unless the gateway died before it heard of a commit
+        entries.activate(conn, request_id=request_id, tokens=write.tokens)
+    entries.remove_unpaid(conn, request_id, paid=record.writes)
     return Settlement(record)
 
 
@@ -212,13 +212,14 @@ def _find(conn: Connection, request_id: str) -> Hold:
 
 
 def _status(facts: EngineFacts) -> Status:
-    match facts.finish_reason:
+    reason = facts.finish_reason
+    if is_failure(reason):
+        return "failed"
+    match reason:
         case "stop_token" | "max_tokens" | "finished":
             return "completed"
         case "aborted":
             return "aborted"
-        case _:
-            return "failed"
 
 
 def _refused(hold: Hold, facts: EngineFacts) -> tuple[RefusedWrite, ...]:

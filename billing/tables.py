@@ -106,10 +106,10 @@ holds = table(
     not_negative("max_tokens", "amount_nanos"),
     Index(
         None,
-        "owner_boot_id",
+        "started_at_ms",
         sqlite_where=condition("state = 'open'"),
         postgresql_where=condition("state = 'open'"),
-    ),
+    ),  # recovery looks for the few open ones, once a minute
 )
 
 cache_entries = table(
@@ -141,6 +141,7 @@ requests = table(
     text("status"),
     text("stop_reason", nullable=True),
     text("error_type", nullable=True),
+    text("release_reason", nullable=True),
     integer("started_at_ms"),
     integer("first_token_at_ms", nullable=True),
     integer("ended_at_ms"),
@@ -154,6 +155,7 @@ requests = table(
     text("writes"),
     text("refused"),
     one_of("status", "completed", "aborted", "failed", "released"),
+    CheckConstraint("(status = 'released') = (release_reason IS NOT NULL)", name="release_reason"),
     CheckConstraint("stream IN (0, 1)", name="stream"),
     not_negative(
         "input_tokens",

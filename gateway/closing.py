@@ -1,13 +1,20 @@
 """The end of a hold: exactly one settlement or one release, live and in recovery alike.
 
 Both do nothing the second time, so whoever is unsure whether a hold was closed closes it again.
+
+What is charged is what the engine's journal proves, but for one thing that the journal may not
+know: where a stop string cut the answer, if the engine ended before it heard. This process knows
+it (`usage.bill_up_to`) and keeps it for holds it leaves open; the next process, after a crash, has
+the journal only and charges every output token in it.
 """
 
 from functools import partial
 
+from billing.facts import is_failure
 from billing.meters import Meter, Quantities
 from billing.settlement import release, settle
-from engine.client import EngineRecord, FinishReason
+from engine.client import EngineLost, EngineRecord, FinishReason
+from gateway.errors import ROWS, EngineFailed
 from gateway.ledger import write_with_retries
 from gateway.parts import Parts
 from gateway.usage import engine_facts
@@ -34,7 +41,7 @@ async def settle_hold(
             facts=engine_facts(record),
             ended_at_ms=parts.now_ms(),
             stop_reason=stop_reason,
-            error_type=_ERROR_TYPES.get(record.finish_reason),
+            error_type=_error_type(record.finish_reason),
             first_token_at_ms=first_token_at_ms,
         ),
     )
@@ -53,4 +60,12 @@ async def release_hold(parts: Parts, request_id: str, *, reason: str) -> None:
     )
 
 
-_ERROR_TYPES: dict[FinishReason, str] = {"error": "api_error", "engine_lost": "overloaded_error"}
+def _error_type(reason: FinishReason) -> str | None:
+    """What a failed request failed with, by the table of errors."""
+    if not is_failure(reason):
+        return None
+    match reason:
+        case "error":
+            return ROWS[EngineFailed].type
+        case "engine_lost":
+            return ROWS[EngineLost].type

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from billing.entries import activate
 from billing.errors import InsufficientBalance, UnknownPrice
+from billing.facts import is_failure
 from billing.holds import Hold
 from billing.meters import Quantities
 from engine.client import (
@@ -30,10 +31,10 @@ from engine.client import (
     Tokens,
 )
 from engine.client import Generation as EngineGeneration
-from gateway.admission import Order, admit
 from gateway.closing import release_hold, settle_hold
 from gateway.errors import EngineFailed, GatewayError, Overloaded, rejection
 from gateway.ledger import LedgerUnavailable, write
+from gateway.orders import Order, hold_order
 from gateway.output import OutputText
 from gateway.parts import Parts
 from gateway.usage import CacheOutcome, bill_up_to, cache_outcome
@@ -73,13 +74,13 @@ class Generation:
         self._ended: asyncio.Future[Ending] = loop.create_future()
         self._texts: deque[str] = deque()  # not taken yet; bounded by the request's max_tokens
         self._news = asyncio.Event()
-        self._engine: EngineGeneration | None = None
+        self._engine_generation: EngineGeneration | None = None
         self._stopped_by: Exception | None = None
         self._first_token_at_ms: int | None = None
         self._output = OutputText(
             order.intake.model.tokenizer.detokenizer(),
-            stop_sequences=order.wire.stop_sequences or (),
-            stop_token_ids=order.engine.stop_token_ids,
+            stop_sequences=order.body.stop_sequences or (),
+            stop_token_ids=order.engine_info.stop_token_ids,
         )
 
     async def admitted(self) -> CacheOutcome:
@@ -97,6 +98,11 @@ class Generation:
         """Wait until the request is settled."""
         return await asyncio.shield(self._ended)
 
+    @property
+    def billable_output_tokens(self) -> int | None:
+        """Where a stop string cut the answer; None if none did, and the engine's count stands."""
+        return None if self._output.stop_sequence is None else self._output.num_tokens
+
     def abandon(self) -> None:
         """The client has gone: stop the engine, settle what it produced."""
         self.stop(ClientDisconnect())
@@ -106,8 +112,8 @@ class Generation:
         if self._ended.done() or self._stopped_by is not None:
             return
         self._stopped_by = cause
-        if self._engine is not None:
-            self._engine.abort()
+        if self._engine_generation is not None:
+            self._engine_generation.abort()
 
     async def run(self) -> None:
         """Live the request's whole life. Raises nothing but its own cancellation, at shutdown."""
@@ -132,28 +138,30 @@ class Generation:
         self._news.set()
 
     async def _answer(self) -> Ending:
-        admission = await write(self._parts, partial(admit, order=self.order, parts=self._parts))
+        held = await write(self._parts, partial(hold_order, order=self.order, parts=self._parts))
         self.hold_is_open = True
         try:
-            self._engine = engine = self._parts.engine.generate(admission.request)
+            engine_generation = self._parts.engine.generate(held.request)
         except EngineLost:
             await self._release("engine_lost")
             raise
+        self._engine_generation = engine_generation
         if self._stopped_by is not None:
-            engine.abort()
+            engine_generation.abort()
         try:
-            end = await self._follow(engine, admission.hold)
+            end = await self._follow(engine_generation, held.hold)
         except Exception:
-            engine.abort()  # nobody follows it any more; recovery settles what it had produced
+            # Nobody follows it any more; recovery settles what it had produced.
+            engine_generation.abort()
             raise
         if isinstance(end, Rejected):
             await self._release(end.code)
             raise rejection(end)
         return await self._close(end)
 
-    async def _follow(self, engine: EngineGeneration, hold: Hold) -> Finished | Rejected:
+    async def _follow(self, engine_generation: EngineGeneration, hold: Hold) -> Finished | Rejected:
         """Take the engine's events as they come, and return the last one."""
-        events = aiter(engine)
+        events = aiter(engine_generation)
         while True:
             match await _next_event(events):
                 case Admitted(grants=grants):
@@ -161,7 +169,7 @@ class Generation:
                 case Committed(tokens=tokens):
                     await self._activate(tokens)
                 case Tokens(ids=ids):
-                    self._take(ids, engine)
+                    self._take(ids, engine_generation)
                 case (Finished() | Rejected()) as last:
                     return last
 
@@ -174,13 +182,13 @@ class Generation:
             # Not lost: settlement makes every committed entry live.
             log.warning("entry_not_live_yet", extra={"request_id": request_id})
 
-    def _take(self, ids: tuple[int, ...], engine: EngineGeneration) -> None:
+    def _take(self, ids: tuple[int, ...], engine_generation: EngineGeneration) -> None:
         if self._first_token_at_ms is None:
             self._first_token_at_ms = self._parts.now_ms()
         self._show(self._output.push(ids))
         if self._output.stop_sequence is not None:
             # Said again for each overrun token that was on its way; it changes nothing then.
-            engine.finish(self._output.num_tokens)
+            engine_generation.finish(self._output.num_tokens)
 
     def _show(self, text: str) -> None:
         if text:
@@ -194,8 +202,7 @@ class Generation:
             await self._release(finished.reason)
             raise self._stopped_by or Overloaded("The engine dropped this request from its queue")
         self._show(self._output.flush())
-        if self._output.stop_sequence is not None:
-            record = bill_up_to(record, self._output.num_tokens)
+        record = bill_up_to(record, self.billable_output_tokens)
         stop_reason = self._stop_reason(record.finish_reason)
         quantities = await settle_hold(
             self._parts,
@@ -217,16 +224,16 @@ class Generation:
 
     def _stop_reason(self, reason: FinishReason) -> StopReason | None:
         """What the client is told; None if the answer did not come to an end of its own."""
+        if is_failure(reason) or reason == "aborted":
+            return None
+        if self._output.stop_sequence is not None:
+            return "stop_sequence"
         match reason:
-            case "aborted" | "error" | "engine_lost":
-                return None
-            case _ if self._output.stop_sequence is not None:
-                return "stop_sequence"
             case "max_tokens" if self.order.is_clamped:
                 return "model_context_window_exceeded"
             case "max_tokens":
                 return "max_tokens"
-            case _:
+            case "stop_token" | "finished":
                 return "end_turn"
 
 

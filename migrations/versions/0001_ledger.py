@@ -167,6 +167,7 @@ TABLES = (
         status TEXT NOT NULL,
         stop_reason TEXT,
         error_type TEXT,
+        release_reason TEXT,
         started_at_ms BIGINT NOT NULL,
         first_token_at_ms BIGINT,
         ended_at_ms BIGINT NOT NULL,
@@ -182,6 +183,8 @@ TABLES = (
         CONSTRAINT pk_requests PRIMARY KEY (id),
         CONSTRAINT ck_requests_status CHECK (status IN ('completed', 'aborted', 'failed',
             'released')),
+        CONSTRAINT ck_requests_release_reason CHECK ((status = 'released') = (release_reason IS NOT
+            NULL)),
         CONSTRAINT ck_requests_stream CHECK (stream IN (0, 1)),
         CONSTRAINT ck_requests_not_negative CHECK (input_tokens >= 0 AND cache_read_tokens >= 0 AND
             cache_write_5m_tokens >= 0 AND cache_write_1h_tokens >= 0 AND output_tokens >= 0 AND
@@ -265,7 +268,7 @@ TABLES = (
 
 INDEXES = (
     "CREATE INDEX ix_outbox_created_at_ms ON outbox (created_at_ms) WHERE sent_at_ms IS NULL",
-    "CREATE INDEX ix_holds_owner_boot_id ON holds (owner_boot_id) WHERE state = 'open'",
+    "CREATE INDEX ix_holds_started_at_ms ON holds (started_at_ms) WHERE state = 'open'",
     "CREATE INDEX ix_cache_entries_expires_at_ms ON cache_entries (expires_at_ms)",
     "CREATE INDEX ix_cache_entries_request_id ON cache_entries (request_id)",
     "CREATE INDEX ix_requests_organization_id_ended_at_ms"

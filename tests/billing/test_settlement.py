@@ -10,7 +10,7 @@ from billing.errors import HoldNotFound, InconsistentFacts
 from billing.facts import GrantFact
 from billing.ledger import balance, top_up
 from billing.meters import Meter, Quantities, WritePoint
-from billing.settlement import charge, release, settle
+from billing.settlement import charge_due, release, settle
 from tests.billing.books import NOW_MS, Books, engine_facts, make_books
 
 WRITE = WritePoint(8, "5m", "key-8")
@@ -214,13 +214,9 @@ REFRESHED = (GrantFact(8, True, "refreshed", committed=True),)
     ],
 )
 def test_who_is_charged_what(changes: dict[str, object], expected: Quantities | None) -> None:
-    due = charge(HOLD, engine_facts(HOLD, **changes))
+    due = charge_due(HOLD, engine_facts(HOLD, **changes))
 
     assert (due.quantities if due else None) == expected
-
-
-def test_a_request_that_was_never_admitted_owes_nothing() -> None:
-    assert charge(HOLD, None) is None
 
 
 def test_a_failed_request_keeps_its_engine_record_and_costs_nothing(books: Books) -> None:

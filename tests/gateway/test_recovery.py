@@ -1,5 +1,6 @@
 """Whatever dies in the middle of a request, its hold is closed once, as the journal proves."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_a_stream_that_loses_its_engine_is_settled_from_the_journal(stack: Stack
     stack.start_engine()
     record = wait_recovered(stack, reader.request_id)
     assert (record["status"], record["engine"]["finish_reason"]) == ("failed", "engine_lost")
+    assert (record["error_type"], record["release_reason"]) == ("overloaded_error", None)
     assert record["usage"]["output_tokens"] >= reader.num_deltas
     assert split_of_usage(record["usage"]) == Split(w5=2000, input=30)
 
@@ -150,6 +152,7 @@ def test_a_killed_gateways_request_that_the_engine_never_saw_costs_nothing(stack
 
     record = wait_recovered(stack, reader.request_id)
     assert (record["status"], record["postings"]) == ("released", [])
+    assert (record["release_reason"], record["error_type"]) == ("never_admitted", None)
     stack.runner.pace_seconds = 0
     assert split_of(stack.post(ASK | {"max_tokens": 1})) == Split(w5=2000, input=30)
 
@@ -212,3 +215,39 @@ def test_an_answer_that_cannot_be_settled_is_no_success(refusing: Stack, stream:
     assert last["error"]["type"] == "overloaded_error"
     record = wait_recovered(refusing, last["request_id"])
     assert (record["status"], record["usage"]["output_tokens"]) == ("completed", 2)
+
+
+class LateDatabase(RefusingDatabase):
+    """Makes entries live only once `engine_is_done`: it ends before it hears of a stop string."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.engine_is_done = threading.Event()
+
+    async def write(self, operation: Callable[[Connection], Any]) -> Any:
+        if getattr(operation, "func", None).__name__ == "activate":
+            await asyncio.to_thread(self.engine_is_done.wait, 20)
+        return await super().write(operation)
+
+
+@pytest.fixture
+def late(tmp_path: Path):
+    with running_stack(tmp_path, database_class=LateDatabase) as stack:
+        yield stack
+        stack.wait_until(lambda: stack.open_holds() == [])
+
+
+@pytest.mark.parametrize("refusals", [0, 4], ids=["live", "recovered"])
+def test_what_follows_a_stop_string_costs_nothing_though_the_engine_never_heard(
+    late: Stack, refusals: int
+):
+    late.database.refusals = refusals
+    with late.in_background(ASK | {"max_tokens": 5, "stop_sequences": ["two"]}) as answer:
+        late.wait_until(lambda: late.runner.num_steps > 0 and not late.engine.core.has_work)
+        late.database.engine_is_done.set()
+
+    assert answer.result().status_code == (529 if refusals else 200)
+    record = wait_recovered(late, answer.result().headers["request-id"])
+    assert record["usage"]["output_tokens"] == 2
+    assert (record["engine"]["output_tokens"], record["engine"]["overrun_tokens"]) == (2, 3)
+    assert record["engine"]["finish_reason"] == "max_tokens"
