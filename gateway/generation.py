@@ -26,13 +26,14 @@ from engine.client import (
     Event,
     Finished,
     FinishReason,
+    GenerateRequest,
     Rejected,
     Tokens,
 )
 from engine.client import Generation as EngineGeneration
-from gateway.admission import Order, admit
+from gateway.admission import Order, admit, require_model
 from gateway.closing import release_hold, settle_hold
-from gateway.errors import EngineFailed, GatewayError, Overloaded, rejection
+from gateway.errors import EngineFailed, EngineReplaced, GatewayError, Overloaded, rejection
 from gateway.ledger import LedgerUnavailable, write
 from gateway.output import OutputText
 from gateway.parts import Parts
@@ -135,9 +136,12 @@ class Generation:
         admission = await write(self._parts, partial(admit, order=self.order, parts=self._parts))
         self.hold_is_open = True
         try:
-            self._engine = engine = self._parts.engine.generate(admission.request)
+            self._engine = engine = self._submit(admission.request)
         except EngineLost:
             await self._release("engine_lost")
+            raise
+        except EngineReplaced:
+            await self._release("engine_replaced")
             raise
         if self._stopped_by is not None:
             engine.abort()
@@ -150,6 +154,15 @@ class Generation:
             await self._release(end.code)
             raise rejection(end)
         return await self._close(end)
+
+    def _submit(self, request: GenerateRequest) -> EngineGeneration:
+        """Give the request to the engine, which may be another one than the order was placed for.
+
+        Raises EngineLost or EngineReplaced; the engine has not seen the request then.
+        """
+        if (info := self._parts.engine.info) is not None:
+            require_model(info, self.order.intake.model)
+        return self._parts.engine.generate(request)
 
     async def _follow(self, engine: EngineGeneration, hold: Hold) -> Finished | Rejected:
         """Take the engine's events as they come, and return the last one."""

@@ -112,6 +112,24 @@ def test_without_an_engine_a_request_waits_a_little_and_holds_nothing(stack: Sta
     stack.start_engine()
 
 
+def test_an_engine_with_other_weights_is_not_sold_as_this_model(stack: Stack):
+    assert split_of(stack.post(ASK | {"max_tokens": 1})) == Split(w5=2000, input=30)
+    stack.stop_engine()
+    stack.start_engine(weights_digest="1" * 64)
+    stack.wait_until(lambda: "other weights" in stack.http().get("/readyz").text)
+
+    response = stack.post(ASK)
+
+    assert response.status_code == 529
+    assert response.json()["error"]["type"] == "overloaded_error"
+    assert "another model" in response.json()["error"]["message"]
+    assert stack.http().get(f"/v1/kvmeter/requests/{response.headers['request-id']}").is_error
+    stack.stop_engine()
+    stack.start_engine()
+    stack.wait_until(lambda: "engine:" not in stack.http().get("/readyz").text)
+    assert split_of(stack.post(ASK | {"max_tokens": 1})) == Split(read=2000, input=30)
+
+
 def test_an_engine_that_stops_in_order_ends_its_requests(stack: Stack):
     reader = Reader(stack, ASK)
 
