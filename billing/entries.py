@@ -14,6 +14,12 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from billing.meters import TtlClass, WritePoint
 from billing.tables import cache_entries
 
+# A request reads what was live when it began, and may look it up this much later: the engine or the
+# writer kept it waiting.
+SWEEP_GRACE_MS = 120_000
+
+_KEYS_A_QUERY = 10_000  # PostgreSQL carries 65,535 values in a statement
+
 _live = cache_entries.c.state == "live"
 
 
@@ -30,10 +36,19 @@ class Entry:
 
 def find_live(conn: Connection, keys: Sequence[str], *, now_ms: int) -> dict[str, Entry]:
     """The live entries among these keys."""
-    rows = conn.execute(
-        select(cache_entries)
-        .where(cache_entries.c.entry_key.in_(keys), _live, cache_entries.c.expires_at_ms > now_ms)
-        .order_by(cache_entries.c.expires_at_ms)  # the longest-lived of a key comes last and stays
+    distinct = list(dict.fromkeys(keys))
+    rows = (
+        row
+        for start in range(0, len(distinct), _KEYS_A_QUERY)
+        for row in conn.execute(
+            select(cache_entries)
+            .where(
+                cache_entries.c.entry_key.in_(distinct[start : start + _KEYS_A_QUERY]),
+                _live,
+                cache_entries.c.expires_at_ms > now_ms,
+            )
+            .order_by(cache_entries.c.expires_at_ms)  # of a key the longest-lived comes last, stays
+        )
     )
     return {
         row.entry_key: Entry(
@@ -107,8 +122,13 @@ def keep_only(conn: Connection, request_id: str, paid: Sequence[WritePoint]) -> 
 
 
 def sweep(conn: Connection, *, now_ms: int) -> int:
-    """Delete expired entries; answers how many. A pending one is left to its request's end."""
-    expired = delete(cache_entries).where(_live, cache_entries.c.expires_at_ms <= now_ms)
+    """Delete entries that expired a while ago; answers how many.
+
+    A pending one is left to its request's end.
+    """
+    expired = delete(cache_entries).where(
+        _live, cache_entries.c.expires_at_ms <= now_ms - SWEEP_GRACE_MS
+    )
     return conn.execute(expired).rowcount
 
 

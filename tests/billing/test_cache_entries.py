@@ -3,7 +3,7 @@
 import pytest
 
 from billing.database import Database
-from billing.entries import Entry, activate, find_live, sweep
+from billing.entries import SWEEP_GRACE_MS, Entry, activate, find_live, sweep
 from billing.facts import GrantFact
 from billing.holds import Hold
 from billing.meters import WritePoint
@@ -125,12 +125,31 @@ def test_sweeping_deletes_the_expired_and_nothing_else(books: Books) -> None:
     books.settle(books.open(writes=(WritePoint(9, "1h", "key-9"),)))
     running = books.open(writes=(WritePoint(10, "5m", "key-10"),))
 
-    swept = books.database.write_now(lambda conn: sweep(conn, now_ms=END_MS))
+    swept = books.database.write_now(lambda conn: sweep(conn, now_ms=END_MS + SWEEP_GRACE_MS))
 
     assert swept == 1
     assert set(live(books, "key-8", "key-9")) == {"key-9"}
     commit(books, running, tokens=10)
     assert set(live(books, "key-10")) == {"key-10"}
+
+
+def test_an_expired_entry_is_swept_when_no_request_from_its_lifetime_can_still_come(
+    books: Books,
+) -> None:
+    books.settle(books.open(writes=(SHORT,)))
+
+    books.database.write_now(lambda conn: sweep(conn, now_ms=END_MS + SWEEP_GRACE_MS - 1))
+    assert live(books, at_ms=END_MS - 1) != {}
+
+    books.database.write_now(lambda conn: sweep(conn, now_ms=END_MS + SWEEP_GRACE_MS))
+    assert live(books, at_ms=END_MS - 1) == {}
+
+
+def test_more_keys_are_looked_up_than_a_statement_can_carry(books: Books) -> None:
+    books.settle(books.open(writes=(SHORT,)))
+    many = [f"absent-{number}" for number in range(70_000)]
+
+    assert set(live(books, *many, "key-8")) == {"key-8"}
 
 
 def test_no_keys_find_nothing(books: Books) -> None:
