@@ -8,7 +8,7 @@ from sqlalchemy import Connection, insert
 from billing import accounts as names
 from billing import entries
 from billing.errors import HoldNotFound, InconsistentFacts
-from billing.facts import EngineFacts, RefusedWrite
+from billing.facts import EngineFacts, RefusedWrite, pinned_tokens
 from billing.holds import Hold, HoldState, close_hold, find_hold
 from billing.ledger import Transfer, balance, post
 from billing.meters import Quantities, WritePoint, split
@@ -52,11 +52,7 @@ def charge(hold: Hold, facts: EngineFacts | None) -> Charge | None:
         return None
     if facts.finish_reason in ("error", "engine_lost") and facts.output_tokens == 0:
         return None
-    pinned = {
-        grant.tokens
-        for grant in facts.grants
-        if grant.write and grant.committed and grant.outcome != "refused"
-    }
+    pinned = pinned_tokens(facts.grants)
     writes = tuple(write for write in hold.writes if write.tokens in pinned)
     quantities = split(
         total_tokens=hold.total_tokens,
