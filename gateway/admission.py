@@ -29,7 +29,7 @@ class Order:
 
     entry_keys      one for each block of the prompt
     max_tokens      the output budget: what the client asked, clamped to what the window leaves
-    started_at_ms   taken once, at arrival: every entry's lifetime runs from it
+    started_at_ms   taken once, when the body has arrived: every entry's lifetime runs from it
     """
 
     request_id: str

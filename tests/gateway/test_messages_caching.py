@@ -1,5 +1,7 @@
 """The caching cases of the Messages API's conformance list, by their numbers."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,7 +10,7 @@ import pytest
 
 from tests.gateway.books import assert_books_agree
 from tests.gateway.cache_oracle import Oracle
-from tests.gateway.stack import Stack, running_stack
+from tests.gateway.stack import Stack, complete, running_stack
 from tests.gateway.talk import Split, assistant, hundreds, split_of, text, user
 
 AUTOMATIC = {"type": "ephemeral"}
@@ -150,6 +152,22 @@ def test_m11_an_automatic_marker_on_a_marked_block_is_the_same_marker(stack: Sta
 
     assert usage(stack, messages=[user(text(600, ttl="5m"))], **body) == Split(w5=600)
     assert "ttl" in refusal(stack, messages=[user(text(600, ttl="1h"))], **body)
+
+
+def test_a_slow_body_starts_its_request_when_it_has_arrived(stack: Stack):
+    ask = complete({"system": [text(2000, "s", ttl="5m")], "messages": [user(text(20, "u"))]})
+    assert split_of(stack.post(ask)) == Split(w5=2000, input=20)
+    body = json.dumps(ask).encode()
+
+    def slowly() -> Iterator[bytes]:
+        yield body[:10]
+        stack.at(301)
+        yield body[10:]
+
+    headers = {"content-type": "application/json"}
+    response = stack.http().post("/v1/messages", content=slowly(), headers=headers)
+
+    assert split_of(response) == Split(w5=2000, input=20)
 
 
 def test_m13_without_a_marker_nothing_is_billed_as_cached(stack: Stack):
