@@ -83,6 +83,11 @@ class Generation:
             stop_token_ids=order.engine.stop_token_ids,
         )
 
+    @property
+    def stopped_at(self) -> int | None:
+        """The output tokens up to the stop string that ended the answer; None without one."""
+        return None if self._output.stop_sequence is None else self._output.num_tokens
+
     async def admitted(self) -> CacheOutcome:
         """Wait until the engine has admitted the request; from then on its cache split is final."""
         return await asyncio.shield(self._admitted)
@@ -191,9 +196,9 @@ class Generation:
         if self._first_token_at_ms is None:
             self._first_token_at_ms = self._parts.now_ms()
         self._show(self._output.push(ids))
-        if self._output.stop_sequence is not None:
+        if self.stopped_at is not None:
             # Said again for each overrun token that was on its way; it changes nothing then.
-            engine.finish(self._output.num_tokens)
+            engine.finish(self.stopped_at)
 
     def _show(self, text: str) -> None:
         if text:
@@ -207,8 +212,8 @@ class Generation:
             await self._release(finished.reason)
             raise self._stopped_by or Overloaded("The engine dropped this request from its queue")
         self._show(self._output.flush())
-        if self._output.stop_sequence is not None:
-            record = bill_up_to(record, self._output.num_tokens)
+        if self.stopped_at is not None:
+            record = bill_up_to(record, self.stopped_at)
         stop_reason = self._stop_reason(record.finish_reason)
         quantities = await settle_hold(
             self._parts,

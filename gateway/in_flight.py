@@ -19,10 +19,12 @@ class InFlight:
     """Starts generations and keeps them until they have ended.
 
     hold_left_open   set when one ended without closing its hold: recovery has work
+    stopped_at       of those, the output tokens up to their stop string, which no journal knows
     """
 
     def __init__(self, parts: Parts) -> None:
         self.hold_left_open = asyncio.Event()
+        self.stopped_at: dict[str, int] = {}
         self._parts = parts
         self._tasks: dict[asyncio.Task[None], Generation] = {}
         self._is_draining = False
@@ -58,5 +60,8 @@ class InFlight:
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         generation = self._tasks.pop(task)
-        if generation.hold_is_open:
-            self.hold_left_open.set()
+        if not generation.hold_is_open:
+            return
+        if generation.stopped_at is not None:
+            self.stopped_at[generation.order.request_id] = generation.stopped_at
+        self.hold_left_open.set()

@@ -6,7 +6,6 @@ request, and by a database that was away when a request ended.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from billing.errors import BillingError
@@ -15,6 +14,7 @@ from engine.client import EngineLost, EngineRecord
 from gateway.closing import release_hold, settle_hold
 from gateway.in_flight import InFlight
 from gateway.parts import Parts
+from gateway.usage import bill_up_to
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ async def keep_recovering(parts: Parts, in_flight: InFlight) -> None:
         in_flight.hold_left_open.clear()
         try:
             await parts.engine.ready(ENGINE_WAIT_SECONDS)
-            num_left = await recover_holds(parts, live=lambda: in_flight.request_ids)
+            num_left = await recover_holds(parts, in_flight)
         except EngineLost as error:
             log.warning("recovery_waits_for_engine", extra={"reason": str(error)})
             num_left = 1
@@ -44,14 +44,14 @@ async def keep_recovering(parts: Parts, in_flight: InFlight) -> None:
                 await in_flight.hold_left_open.wait()
 
 
-async def recover_holds(parts: Parts, *, live: Callable[[], Collection[str]]) -> int:
+async def recover_holds(parts: Parts, in_flight: InFlight) -> int:
     """Close every open hold whose request is not alive here; returns how many must be asked again.
 
-    `live` is called after the holds were read: a request that ended in between is only closed a
-    second time, which changes nothing, but one that began in between would be taken for dead.
+    The holds are read first: a request that ended in between is only closed a second time, which
+    changes nothing, but one that began in between would be taken for dead.
     """
     holds = await parts.database.read(open_holds)
-    alive = live()
+    alive = in_flight.request_ids
     orphans = [hold for hold in holds if hold.request_id not in alive]
     if not orphans:
         return 0
@@ -61,8 +61,12 @@ async def recover_holds(parts: Parts, *, live: Callable[[], Collection[str]]) ->
         if hold.request_id in records and records[hold.request_id] is None:
             num_left += 1  # still queued or running: the engine has yet to see that nobody listens
             continue
+        record = records.get(hold.request_id)
+        if record is not None and hold.request_id in in_flight.stopped_at:
+            record = bill_up_to(record, in_flight.stopped_at[hold.request_id])
         try:
-            await _close(parts, hold, records.get(hold.request_id))
+            await _close(parts, hold, record)
+            in_flight.stopped_at.pop(hold.request_id, None)
         except BillingError:
             log.exception("hold_not_recoverable", extra={"request_id": hold.request_id})
     return num_left

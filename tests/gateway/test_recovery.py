@@ -230,3 +230,15 @@ def test_an_answer_that_cannot_be_settled_is_no_success(refusing: Stack, stream:
     assert last["error"]["type"] == "overloaded_error"
     record = wait_recovered(refusing, last["request_id"])
     assert (record["status"], record["usage"]["output_tokens"]) == ("completed", 2)
+
+
+def test_overrun_is_not_billed_by_recovery_either(refusing: Stack):
+    refusing.database.refusals = 4
+
+    response = refusing.post(ASK | {"max_tokens": 5, "stop_sequences": ["two"]})
+
+    assert response.status_code == 529
+    record = wait_recovered(refusing, response.headers["request-id"])
+    engine = record["engine"]
+    assert (record["usage"]["output_tokens"], engine["output_tokens"]) == (2, 2)
+    assert engine["overrun_tokens"] > 0
