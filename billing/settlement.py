@@ -44,13 +44,14 @@ class Settlement:
 def charge(hold: Hold, facts: EngineFacts | None) -> Charge | None:
     """What the request owes, from its hold and the engine's record alone; None: nothing.
 
-    Never admitted: nothing. Failed before its first token: nothing. Everything else pays the input
-    side and what was produced, also when the client left. A write is paid for only if the engine
-    granted it and committed exactly that prefix.
+    Never admitted: nothing. Failed before the client was sent a token: nothing; a whole message is
+    sent at its end. Everything else pays the input side and what was produced, also when the client
+    left. A write is paid for only if the engine granted it and committed exactly that prefix.
     """
     if facts is None:
         return None
-    if facts.finish_reason in ("error", "engine_lost") and facts.output_tokens == 0:
+    failed = facts.finish_reason in ("error", "engine_lost")
+    if failed and not (hold.stream and facts.output_tokens):
         return None
     pinned = pinned_tokens(facts.grants)
     writes = tuple(write for write in hold.writes if write.tokens in pinned)
