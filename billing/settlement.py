@@ -41,17 +41,20 @@ class Settlement:
     repeated: bool = field(default=False, compare=False)
 
 
-def charge(hold: Hold, facts: EngineFacts | None) -> Charge | None:
+def charge(hold: Hold, facts: EngineFacts | None, *, answered: bool = True) -> Charge | None:
     """What the request owes, from its hold and the engine's record alone; None: nothing.
 
     Never admitted: nothing. Failed before the client was sent a token: nothing; a whole message is
-    sent at its end. Everything else pays the input side and what was produced, also when the client
-    left. A write is paid for only if the engine granted it and committed exactly that prefix.
+    sent at its end, so one that could not be `answered` costs nothing whoever failed. Everything
+    else pays the input side and what was produced, also when the client left. A write is paid for
+    only if the engine granted it and committed exactly that prefix.
     """
     if facts is None:
         return None
     failed = facts.finish_reason in ("error", "engine_lost")
-    if failed and not (hold.stream and facts.output_tokens):
+    if failed and facts.output_tokens == 0:
+        return None
+    if not hold.stream and (failed or not answered):
         return None
     pinned = pinned_tokens(facts.grants)
     writes = tuple(write for write in hold.writes if write.tokens in pinned)
@@ -74,12 +77,14 @@ def settle(
     error_type: str | None = None,
     first_token_at_ms: int | None = None,
     booked_at_ms: int | None = None,
+    answered: bool = True,
 ) -> Settlement:
     """Turn a hold into its true cost, in full even above the balance, and give the rest back.
 
     Settling or releasing a closed hold changes nothing and answers the first result. `booked_at_ms`
-    (default: the end) is when a recovered request was settled. Raises HoldNotFound, or
-    InconsistentFacts, which leaves the hold open for a person to look at.
+    (default: the end) is when a recovered request was settled; `answered` is false if by then
+    nobody could be sent its end. Raises HoldNotFound, or InconsistentFacts, which leaves the hold
+    open for a person to look at.
     """
     hold = _find(conn, request_id)
     if hold.state != "open":
@@ -87,7 +92,7 @@ def settle(
     _require_consistent(hold, facts)
     ending = replace(
         in_progress(hold),
-        status=_status(facts),
+        status=_status(facts) if answered or hold.stream else "failed",
         stop_reason=stop_reason,
         error_type=error_type,
         first_token_at_ms=first_token_at_ms,
@@ -96,7 +101,8 @@ def settle(
         engine=facts,
     )
     booked_at_ms = ended_at_ms if booked_at_ms is None else booked_at_ms
-    return _close(conn, ending, charge(hold, facts), booked_at_ms=booked_at_ms)
+    due = charge(hold, facts, answered=answered)
+    return _close(conn, ending, due, booked_at_ms=booked_at_ms)
 
 
 def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int) -> Settlement:

@@ -232,6 +232,16 @@ def test_a_failed_stream_pays_for_what_it_was_sent_and_a_failed_message_pays_not
     assert charge(HOLD, facts) is None
 
 
+def test_what_was_never_answered_is_paid_for_only_as_far_as_it_was_streamed() -> None:
+    facts = engine_facts(HOLD, finish_reason="aborted")
+
+    due = charge(replace(HOLD, stream=True), facts, answered=False)
+
+    assert due is not None
+    assert due.quantities == PAID
+    assert charge(HOLD, facts, answered=False) is None
+
+
 def test_a_request_that_was_never_admitted_owes_nothing() -> None:
     assert charge(HOLD, None) is None
 

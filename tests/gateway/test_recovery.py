@@ -229,15 +229,34 @@ def test_an_answer_that_cannot_be_settled_is_no_success(refusing: Stack, stream:
 
     assert last["error"]["type"] == "overloaded_error"
     record = wait_recovered(refusing, last["request_id"])
-    assert (record["status"], record["usage"]["output_tokens"]) == ("completed", 2)
+    assert record["engine"]["output_tokens"] == 2
+    # A stream has sent its text; of a whole message the client has nothing, and may ask again.
+    assert record["status"] == ("completed" if stream else "failed")
+    assert record["usage"]["output_tokens"] == (2 if stream else 0)
+    again = refusing.post(ASK | {"max_tokens": 2})
+    assert split_of(again) == (Split(read=2000, input=30) if stream else Split(w5=2000, input=30))
+
+
+def test_a_whole_message_of_a_killed_gateway_costs_nothing(stack: Stack):
+    with stack.in_background(ASK) as answer:
+        stack.wait_until(lambda: stack.runner.num_steps > 4)
+        (request_id,) = stack.open_holds()
+        stack.kill_gateway()
+    assert answer.exception() is not None or answer.result().is_error
+
+    stack.start_gateway(boot_id="gw_two")
+
+    record = wait_recovered(stack, request_id)
+    assert (record["status"], record["postings"]) == ("failed", [])
+    assert record["engine"]["output_tokens"] > 0
 
 
 def test_overrun_is_not_billed_by_recovery_either(refusing: Stack):
     refusing.database.refusals = 4
 
-    response = refusing.post(ASK | {"max_tokens": 5, "stop_sequences": ["two"]})
+    with refusing.stream(ASK | {"max_tokens": 5, "stop_sequences": ["two"]}) as response:
+        assert list(read_events(response))[-1]["type"] == "error"
 
-    assert response.status_code == 529
     record = wait_recovered(refusing, response.headers["request-id"])
     engine = record["engine"]
     assert (record["usage"]["output_tokens"], engine["output_tokens"]) == (2, 2)
