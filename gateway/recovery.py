@@ -77,4 +77,6 @@ async def _close(parts: Parts, hold: Hold, record: EngineRecord | None) -> None:
         await release_hold(parts, hold.request_id, reason="never_admitted")
     else:
         await settle_hold(parts, record, stop_reason=None, answered=False)
-    log.info("hold_recovered", extra={"request_id": hold.request_id, "admitted": record is not None})
+    log.info(
+        "hold_recovered", extra={"request_id": hold.request_id, "admitted": record is not None}
+    )
