@@ -243,3 +243,6 @@ def _require_consistent(hold: Hold, facts: EngineFacts) -> None:
     for what, expected, found in checks:
         if found != expected:
             raise InconsistentFacts(hold.request_id, f"{what} is {found}, not {expected}")
+    if facts.output_tokens > hold.max_tokens:
+        what = f"output is {facts.output_tokens}, at most {hold.max_tokens} was asked for"
+        raise InconsistentFacts(hold.request_id, what)

@@ -183,6 +183,8 @@ def test_facts_that_contradict_the_hold_leave_it_open(books: Books) -> None:
 
     with pytest.raises(InconsistentFacts, match="prompt is 11, not 10"):
         books.settle(hold, prompt_tokens=11, tokens_computed=11)
+    with pytest.raises(InconsistentFacts, match="output"):
+        books.settle(hold, output_tokens=hold.max_tokens + 1)
 
     books.settle(hold)
     books.assert_sound()
