@@ -15,6 +15,10 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from billing.meters import TtlClass, WritePoint
 from billing.tables import cache_entries
 
+# A request reads what was live when it began, and may look it up this much later: the engine or the
+# writer kept it waiting.
+SWEEP_GRACE_MS = 120_000
+
 _live = cache_entries.c.state == "live"
 
 # Keys in one statement: SQLite takes 32,766 parameters, PostgreSQL 65,535.
@@ -107,8 +111,13 @@ def remove_unpaid(conn: Connection, request_id: str, *, paid: Sequence[WritePoin
 
 
 def sweep(conn: Connection, *, now_ms: int) -> int:
-    """Delete expired entries; answers how many. A pending one is left to its request's end."""
-    expired = delete(cache_entries).where(_live, cache_entries.c.expires_at_ms <= now_ms)
+    """Delete entries that expired a while ago; answers how many.
+
+    A pending one is left to its request's end.
+    """
+    expired = delete(cache_entries).where(
+        _live, cache_entries.c.expires_at_ms <= now_ms - SWEEP_GRACE_MS
+    )
     return conn.execute(expired).rowcount
 
 

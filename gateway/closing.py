@@ -27,8 +27,11 @@ async def settle_hold(
     *,
     stop_reason: StopReason | None,
     first_token_at_ms: int | None = None,
+    answered: bool = True,
 ) -> Quantities:
     """Charge what the engine's record proves, and say what that was.
+
+    `answered` is false in recovery: whoever waited for a whole message got an error, or nothing.
 
     Raises LedgerUnavailable, or InconsistentFacts for a record that cannot be true; the hold is
     open then.
@@ -43,6 +46,7 @@ async def settle_hold(
             stop_reason=stop_reason,
             error_type=_error_type(record.finish_reason),
             first_token_at_ms=first_token_at_ms,
+            answered=answered,
         ),
     )
     quantities = settlement.record.quantities

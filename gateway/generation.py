@@ -27,14 +27,15 @@ from engine.client import (
     Event,
     Finished,
     FinishReason,
+    GenerateRequest,
     Rejected,
     Tokens,
 )
 from engine.client import Generation as EngineGeneration
 from gateway.closing import release_hold, settle_hold
-from gateway.errors import EngineFailed, GatewayError, Overloaded, rejection
+from gateway.errors import EngineFailed, EngineReplaced, GatewayError, Overloaded, rejection
 from gateway.ledger import LedgerUnavailable, write
-from gateway.orders import Order, hold_order
+from gateway.orders import Order, hold_order, require_model
 from gateway.output import OutputText
 from gateway.parts import Parts
 from gateway.usage import CacheOutcome, bill_up_to, cache_outcome
@@ -83,6 +84,11 @@ class Generation:
             stop_token_ids=order.engine_info.stop_token_ids,
         )
 
+    @property
+    def stopped_at(self) -> int | None:
+        """The output tokens up to the stop string that ended the answer; None without one."""
+        return None if self._output.stop_sequence is None else self._output.num_tokens
+
     async def admitted(self) -> CacheOutcome:
         """Wait until the engine has admitted the request; from then on its cache split is final."""
         return await asyncio.shield(self._admitted)
@@ -97,11 +103,6 @@ class Generation:
     async def ended(self) -> Ending:
         """Wait until the request is settled."""
         return await asyncio.shield(self._ended)
-
-    @property
-    def billable_output_tokens(self) -> int | None:
-        """Where a stop string cut the answer; None if none did, and the engine's count stands."""
-        return None if self._output.stop_sequence is None else self._output.num_tokens
 
     def abandon(self) -> None:
         """The client has gone: stop the engine, settle what it produced."""
@@ -141,11 +142,13 @@ class Generation:
         held = await write(self._parts, partial(hold_order, order=self.order, parts=self._parts))
         self.hold_is_open = True
         try:
-            engine_generation = self._parts.engine.generate(held.request)
+            self._engine_generation = engine_generation = self._submit(held.request)
         except EngineLost:
             await self._release("engine_lost")
             raise
-        self._engine_generation = engine_generation
+        except EngineReplaced:
+            await self._release("engine_replaced")
+            raise
         if self._stopped_by is not None:
             engine_generation.abort()
         try:
@@ -158,6 +161,15 @@ class Generation:
             await self._release(end.code)
             raise rejection(end)
         return await self._close(end)
+
+    def _submit(self, request: GenerateRequest) -> EngineGeneration:
+        """Give the request to the engine, which may be another one than the order was placed for.
+
+        Raises EngineLost or EngineReplaced; the engine has not seen the request then.
+        """
+        if (info := self._parts.engine.info) is not None:
+            require_model(info, self.order.intake.model)
+        return self._parts.engine.generate(request)
 
     async def _follow(self, engine_generation: EngineGeneration, hold: Hold) -> Finished | Rejected:
         """Take the engine's events as they come, and return the last one."""
@@ -186,9 +198,9 @@ class Generation:
         if self._first_token_at_ms is None:
             self._first_token_at_ms = self._parts.now_ms()
         self._show(self._output.push(ids))
-        if self._output.stop_sequence is not None:
+        if self.stopped_at is not None:
             # Said again for each overrun token that was on its way; it changes nothing then.
-            engine_generation.finish(self._output.num_tokens)
+            engine_generation.finish(self.stopped_at)
 
     def _show(self, text: str) -> None:
         if text:
@@ -202,7 +214,7 @@ class Generation:
             await self._release(finished.reason)
             raise self._stopped_by or Overloaded("The engine dropped this request from its queue")
         self._show(self._output.flush())
-        record = bill_up_to(record, self.billable_output_tokens)
+        record = bill_up_to(record, self.stopped_at)
         stop_reason = self._stop_reason(record.finish_reason)
         quantities = await settle_hold(
             self._parts,

@@ -61,10 +61,7 @@ async def _missing(parts: Parts) -> AsyncIterator[str]:
 
 
 def _is_served(parts: Parts, info: EngineInfo) -> bool:
-    return any(
-        (model.id, model.weights_digest) == (info.model_id, info.weights_digest)
-        for model in parts.catalog.models
-    )
+    return any(model.is_run_by(info) for model in parts.catalog.models)
 
 
 async def _engine_stats(parts: Parts) -> dict[str, float] | None:

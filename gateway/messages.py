@@ -28,8 +28,9 @@ async def create_message(
 
     From `start` on the request has a life of its own, whether or not this connection lasts.
     """
-    started_at_ms = parts.now_ms()
-    body = read_body(MessagesRequest, await read_bytes(request), version=version)
+    sent = await read_bytes(request)
+    started_at_ms = parts.now_ms()  # not before: a slow body would read what has long expired
+    body = read_body(MessagesRequest, sent, version=version)
     intake = await take_in(body, catalog=parts.catalog)
     engine_info = await parts.engine.ready(parts.settings.engine_wait_seconds)
     order = place_order(

@@ -11,7 +11,8 @@ from billing.meters import TtlClass
 from billing.price_cards import card_in_force
 from billing.rating import worst_case_nanos
 from engine.client import Breakpoint, EngineInfo, GenerateRequest, Sampling
-from gateway.errors import InvalidRequest
+from gateway.catalog import ServedModel
+from gateway.errors import EngineReplaced, InvalidRequest
 from gateway.intake import Intake
 from gateway.lookup import CacheMatch, keys_to_look_up, match_entries
 from gateway.parts import Parts
@@ -28,7 +29,7 @@ class Order:
 
     entry_keys      one for each block of the prompt
     max_tokens      the output budget: what the client asked, clamped to what the window leaves
-    started_at_ms   taken once, at arrival: every entry's lifetime runs from it
+    started_at_ms   taken once, when the body has arrived: every entry's lifetime runs from it
     """
 
     request_id: str
@@ -66,8 +67,9 @@ def place_order(
     message_id: str,
     started_at_ms: int,
 ) -> Order:
-    """Check the request against the engine's limits. Raises InvalidRequest."""
+    """Check the request against the engine's limits. Raises InvalidRequest or EngineReplaced."""
     assert caller.workspace_id is not None, "only a customer key orders, and it has a workspace"
+    require_model(engine_info, intake.model)
     if body.max_tokens == 0 and body.stream:
         raise InvalidRequest("must be false when max_tokens is 0", path="stream")
     model = intake.model
@@ -90,6 +92,12 @@ def place_order(
         max_tokens=min(body.max_tokens, window_tokens - num_tokens),
         started_at_ms=started_at_ms,
     )
+
+
+def require_model(engine_info: EngineInfo, model: ServedModel) -> None:
+    """Sell no other model's work under this one's name and price. Raises EngineReplaced."""
+    if not model.is_run_by(engine_info):
+        raise EngineReplaced("The engine was started with another model; try again later")
 
 
 def hold_order(conn: Connection, order: Order, *, parts: Parts) -> HeldOrder:

@@ -222,7 +222,7 @@ class MessagesRequest(PromptRequest):
         | None
     ) = None
     temperature: Annotated[float | None, Field(ge=0, le=1), SAMPLING_FIELD] = None
-    top_p: Annotated[float | None, Field(ge=0, le=1), SAMPLING_FIELD] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1), SAMPLING_FIELD] = None
     top_k: Annotated[int | None, Field(ge=0, le=MAX_TOP_K), SAMPLING_FIELD] = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

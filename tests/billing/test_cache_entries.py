@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Connection, event
 
 from billing.database import Database
-from billing.entries import Entry, activate, find_live, refresh, sweep
+from billing.entries import SWEEP_GRACE_MS, Entry, activate, find_live, refresh, sweep
 from billing.facts import GrantFact
 from billing.holds import Hold
 from billing.meters import WritePoint
@@ -128,7 +128,7 @@ def test_sweeping_deletes_the_expired_and_nothing_else(books: Books) -> None:
     books.settle(books.open(writes=(WritePoint(9, "1h", "key-9"),)))
     running = books.open(writes=(WritePoint(10, "5m", "key-10"),))
 
-    swept = books.database.write_now(lambda conn: sweep(conn, now_ms=END_MS))
+    swept = books.database.write_now(lambda conn: sweep(conn, now_ms=END_MS + SWEEP_GRACE_MS))
 
     assert swept == 1
     assert set(live(books, "key-8", "key-9")) == {"key-9"}
@@ -163,6 +163,18 @@ def test_a_path_of_forty_thousand_keys_is_looked_up_and_renewed(books: Books) ->
 def require_few_parameters(_conn: Any, _cursor: Any, _sql: str, parameters: Any, *_: Any) -> None:
     """SQLite as it is usually built takes 32,766 in one statement; some builds take more."""
     assert len(parameters) <= 32_766
+
+
+def test_an_expired_entry_is_swept_when_no_request_from_its_lifetime_can_still_come(
+    books: Books,
+) -> None:
+    books.settle(books.open(writes=(SHORT,)))
+
+    books.database.write_now(lambda conn: sweep(conn, now_ms=END_MS + SWEEP_GRACE_MS - 1))
+    assert live(books, at_ms=END_MS - 1) != {}
+
+    books.database.write_now(lambda conn: sweep(conn, now_ms=END_MS + SWEEP_GRACE_MS))
+    assert live(books, at_ms=END_MS - 1) == {}
 
 
 def test_no_keys_find_nothing(books: Books) -> None:

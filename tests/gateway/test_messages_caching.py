@@ -1,5 +1,7 @@
 """What caching bills, beyond the conformance list that tests/system runs through both SDKs."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,7 +10,7 @@ import pytest
 
 from tests.gateway.books import assert_books_agree
 from tests.gateway.cache_oracle import Oracle
-from tests.gateway.stack import Stack, running_stack
+from tests.gateway.stack import Stack, complete, running_stack
 from tests.gateway.talk import Split, split_of, text, user
 
 
@@ -96,3 +98,19 @@ def test_a_read_refreshes_every_live_entry_on_its_path(stack: Stack):
     shorter = usage(stack, system=system[:1], messages=[user(text(1))])
 
     assert shorter == Split(read=600, input=1)
+
+
+def test_a_slow_body_starts_its_request_when_it_has_arrived(stack: Stack):
+    ask = complete({"system": [text(2000, "s", ttl="5m")], "messages": [user(text(20, "u"))]})
+    assert split_of(stack.post(ask)) == Split(w5=2000, input=20)
+    body = json.dumps(ask).encode()
+
+    def slowly() -> Iterator[bytes]:
+        yield body[:10]
+        stack.at(301)
+        yield body[10:]
+
+    headers = {"content-type": "application/json"}
+    response = stack.http().post("/v1/messages", content=slowly(), headers=headers)
+
+    assert split_of(response) == Split(w5=2000, input=20)

@@ -43,6 +43,7 @@ def test_what_the_sdk_passes_back_is_accepted() -> None:
         ({"stream": "yes"}, "stream: Input should be a valid boolean"),
         ({"stop_sequences": [""]}, "stop_sequences.0: String should have at least 1 character"),
         ({"temperature": 1.5}, "temperature: Input should be less than or equal to 1"),
+        ({"top_p": 0}, "top_p: Input should be greater than 0"),
         ({"top_k": 2**31}, "top_k: Input should be less than or equal to 2147483647"),
         ({"messages": 5}, "messages: Input should be a valid array"),
         (
