@@ -34,6 +34,7 @@ from engine.protocol import EngineInfo, EngineRecord, Event, Finished, GenerateR
 
 MAX_LINKS = 64  # a gateway needs one
 MAX_LOOKUP_IDS = 4_096  # keeps an answer well under a frame
+MAX_REQUEST_ID_CHARS = 256  # likewise: every event and record carries one
 
 
 class EngineServer:
@@ -172,6 +173,8 @@ class EngineServer:
                 self._questions.append((link, message))
 
     def _submit(self, link: Link, request: GenerateRequest) -> None:
+        if len(request.request_id) > MAX_REQUEST_ID_CHARS:
+            raise FrameError(f"A request id has at most {MAX_REQUEST_ID_CHARS} characters.")
         if (rejected := self._rejected(request)) is not None:
             self._outbox[link].append(rejected)
             return
@@ -192,6 +195,8 @@ class EngineServer:
         neither running nor recorded.
         """
         for link, question in self._questions:
+            if link.ended:  # it asked more than it reads: nobody waits for the rest
+                continue
             if isinstance(question, Stats):
                 link.send(Gauges(question.call, self._core.stats()))
                 continue
