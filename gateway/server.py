@@ -11,6 +11,8 @@ import uvicorn
 from fastapi import FastAPI
 from typing_extensions import override
 
+from gateway.connection import Connection
+
 BACKLOG = 1024
 
 # For connections that are still open when every request has been settled.
@@ -45,6 +47,8 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             app,
+            http=Connection,
+            ws="none",  # whatever is installed beside us
             log_config=None,
             log_level="warning",
             access_log=False,
