@@ -39,6 +39,18 @@ def check_names(conn: Connection) -> dict[str, dict[str | None, str]]:
     }
 
 
+def test_a_ledger_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    database = Database(f"sqlite:///{path}")
+    with pytest.raises(DatabaseNotMigrated):
+        database.require_migrated()  # opens it, and so makes it
+
+    migrate(f"sqlite:///{path}")
+
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    database.close()
+
+
 def test_a_migrated_database_has_exactly_the_tables_of_the_code(empty_url: str) -> None:
     migrate(empty_url)
 
