@@ -171,9 +171,10 @@ def _tune_sqlite(engine: Engine, *, begin: str, pragmas: tuple[str, ...]) -> Non
 
     @event.listens_for(engine, "do_connect")
     def before_connect(_dialect: object, _record: object, args: Any, _options: object) -> None:
-        # SQLite would make the file readable by everybody, and its log beside it likewise.
+        # SQLite would make the file readable by everybody, and its log beside it likewise. O_EXCL,
+        # because closing a file that exists would drop the locks of this process's connections.
         with suppress(OSError):  # it says better what is wrong
-            os.close(os.open(args[0], os.O_RDONLY | os.O_CREAT, 0o600))
+            os.close(os.open(args[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
