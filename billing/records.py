@@ -57,6 +57,8 @@ class RequestRecord:
 
 def request_record(conn: Connection, request_id: str) -> RequestRecord | None:
     """Everything kept of a request; an open hold is a request in progress."""
+    if "\0" in request_id:  # a client's text; PostgreSQL cannot even be asked for it
+        return None
     row = conn.execute(select(requests).where(requests.c.id == request_id)).one_or_none()
     if row is not None:
         return _final(row, _postings(conn, request_id), _engine_facts(conn, request_id))
