@@ -97,13 +97,12 @@ def activate(conn: Connection, *, request_id: str, tokens: int) -> None:
     )
 
 
-def keep_only(conn: Connection, request_id: str, paid: Sequence[WritePoint]) -> None:
-    """At the request's end: what it pays for is live, everything else it wrote is gone."""
+def remove_unpaid(conn: Connection, request_id: str, *, paid: Sequence[WritePoint]) -> None:
+    """Take back what a request wrote, or meant to write, and does not pay for."""
     keys = [write.entry_key for write in paid]
     conn.execute(
         delete(cache_entries).where(_of(request_id), cache_entries.c.entry_key.not_in(keys))
     )
-    conn.execute(update(cache_entries).where(_of(request_id)).values(state="live"))
 
 
 def sweep(conn: Connection, *, now_ms: int) -> int:

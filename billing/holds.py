@@ -21,7 +21,7 @@ class Hold:
     """The worst case of a request, reserved until its true cost is known.
 
     `writes` are the breakpoints that ask for a cache write, not yet granted; `owner_boot_id` is the
-    gateway process that will settle, so that a later one recognises what its predecessor left.
+    gateway process that opened the hold: it tells a person whose an open one is, no code reads it.
     """
 
     request_id: str
@@ -82,11 +82,9 @@ def open_hold(
     )
 
 
-def open_holds(conn: Connection, *, not_owner_boot_id: str | None = None) -> list[Hold]:
-    """Holds that wait for their settlement, oldest first; without those of one process."""
+def open_holds(conn: Connection) -> list[Hold]:
+    """Holds that wait for their settlement, oldest first."""
     query = select(holds).where(holds.c.state == "open").order_by(holds.c.started_at_ms)
-    if not_owner_boot_id is not None:
-        query = query.where(holds.c.owner_boot_id != not_owner_boot_id)
     return [_hold(row) for row in conn.execute(query)]
 
 

@@ -132,7 +132,9 @@ def _close(
     if record.postings:
         _post(conn, record, account_id, booked_at_ms=booked_at_ms)
         _enqueue(conn, record, account_id, created_at_ms=booked_at_ms)
-    entries.keep_only(conn, request_id, record.writes)
+    for write in record.writes:  # live already, unless the gateway died before it heard of a commit
+        entries.activate(conn, request_id=request_id, tokens=write.tokens)
+    entries.remove_unpaid(conn, request_id, paid=record.writes)
     return Settlement(record)
 
 

@@ -106,10 +106,10 @@ holds = table(
     not_negative("max_tokens", "amount_nanos"),
     Index(
         None,
-        "owner_boot_id",
+        "started_at_ms",
         sqlite_where=condition("state = 'open'"),
         postgresql_where=condition("state = 'open'"),
-    ),
+    ),  # recovery looks for the few open ones, once a minute
 )
 
 cache_entries = table(

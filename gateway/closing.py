@@ -1,6 +1,11 @@
 """The end of a hold: exactly one settlement or one release, live and in recovery alike.
 
 Both do nothing the second time, so whoever is unsure whether a hold was closed closes it again.
+
+What is charged is what the engine's journal proves, but for one thing that the journal may not
+know: where a stop string cut the answer, if the engine ended before it heard. This process knows
+it (`usage.bill_up_to`) and keeps it for holds it leaves open; the next process, after a crash, has
+the journal only and charges every output token in it.
 """
 
 from functools import partial

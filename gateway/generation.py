@@ -97,6 +97,11 @@ class Generation:
         """Wait until the request is settled."""
         return await asyncio.shield(self._ended)
 
+    @property
+    def billable_output_tokens(self) -> int | None:
+        """Where a stop string cut the answer; None if none did, and the engine's count stands."""
+        return None if self._output.stop_sequence is None else self._output.num_tokens
+
     def abandon(self) -> None:
         """The client has gone: stop the engine, settle what it produced."""
         self.stop(ClientDisconnect())
@@ -194,8 +199,7 @@ class Generation:
             await self._release(finished.reason)
             raise self._stopped_by or Overloaded("The engine dropped this request from its queue")
         self._show(self._output.flush())
-        if self._output.stop_sequence is not None:
-            record = bill_up_to(record, self._output.num_tokens)
+        record = bill_up_to(record, self.billable_output_tokens)
         stop_reason = self._stop_reason(record.finish_reason)
         quantities = await settle_hold(
             self._parts,

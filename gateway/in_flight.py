@@ -8,21 +8,22 @@ from gateway.admission import Order
 from gateway.errors import Overloaded
 from gateway.generation import Generation
 from gateway.parts import Parts
+from gateway.shutdown import SETTLING_SECONDS
 
 log = logging.getLogger(__name__)
-
-# After its abort a generation needs one engine step and one commit, with retries.
-SETTLING_SECONDS = 4.0
 
 
 class InFlight:
     """Starts generations and keeps them until they have ended.
 
-    hold_left_open   set when one ended without closing its hold: recovery has work
+    hold_left_open    set when one ended without closing its hold: recovery has work
+    stop_string_cuts  of those, the output tokens up to a stop string, by request id: the engine's
+                      journal may not know of them
     """
 
     def __init__(self, parts: Parts) -> None:
         self.hold_left_open = asyncio.Event()
+        self.stop_string_cuts: dict[str, int] = {}
         self._parts = parts
         self._tasks: dict[asyncio.Task[None], Generation] = {}
         self._is_draining = False
@@ -43,7 +44,12 @@ class InFlight:
         return generation
 
     async def drain(self, seconds: float) -> None:
-        """Take no new requests, give the running ones `seconds`, then stop and settle them."""
+        """Take no new requests, give the running ones `seconds`, then stop and settle them.
+
+        A drain that has begun is not begun again: a second call returns at once.
+        """
+        if self._is_draining:
+            return
         self._is_draining = True
         await self._wait(seconds)
         for generation in self._tasks.values():
@@ -59,4 +65,6 @@ class InFlight:
     def _forget(self, task: asyncio.Task[None]) -> None:
         generation = self._tasks.pop(task)
         if generation.hold_is_open:
+            if (cut := generation.billable_output_tokens) is not None:
+                self.stop_string_cuts[generation.order.request_id] = cut
             self.hold_left_open.set()

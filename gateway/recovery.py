@@ -6,15 +6,15 @@ request, and by a database that was away when a request ended.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from billing.errors import BillingError
-from billing.holds import Hold, open_holds
-from engine.client import EngineLost, EngineRecord
+from billing.holds import open_holds
+from engine.client import EngineLost
 from gateway.closing import release_hold, settle_hold
 from gateway.in_flight import InFlight
 from gateway.parts import Parts
+from gateway.usage import bill_up_to
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ async def keep_recovering(parts: Parts, in_flight: InFlight) -> None:
         in_flight.hold_left_open.clear()
         try:
             await parts.engine.ready(ENGINE_WAIT_SECONDS)
-            num_left = await recover_holds(parts, live=lambda: in_flight.request_ids)
+            num_left = await recover_holds(parts, in_flight)
         except EngineLost as error:
             log.warning("recovery_waits_for_engine", extra={"reason": str(error)})
             num_left = 1
@@ -44,33 +44,31 @@ async def keep_recovering(parts: Parts, in_flight: InFlight) -> None:
                 await in_flight.hold_left_open.wait()
 
 
-async def recover_holds(parts: Parts, *, live: Callable[[], Collection[str]]) -> int:
+async def recover_holds(parts: Parts, in_flight: InFlight) -> int:
     """Close every open hold whose request is not alive here; returns how many must be asked again.
 
-    `live` is called after the holds were read: a request that ended in between is only closed a
-    second time, which changes nothing, but one that began in between would be taken for dead.
+    Who is alive is asked after the holds were read: a request that ended in between is only closed
+    a second time, which changes nothing, but one that began in between would be taken for dead.
     """
     holds = await parts.database.read(open_holds)
-    alive = live()
+    alive = in_flight.request_ids
     orphans = [hold for hold in holds if hold.request_id not in alive]
     if not orphans:
         return 0
     records = await parts.engine.lookup([hold.request_id for hold in orphans])
     num_left = 0
-    for hold in orphans:
-        if hold.request_id in records and records[hold.request_id] is None:
-            num_left += 1  # still queued or running: the engine has yet to see that nobody listens
-            continue
+    for request_id in (hold.request_id for hold in orphans):
         try:
-            await _close(parts, hold, records.get(hold.request_id))
+            if request_id not in records:
+                await release_hold(parts, request_id, reason="never_admitted")
+                log.info("hold_recovered", extra={"request_id": request_id, "admitted": False})
+            elif (record := records[request_id]) is None:
+                num_left += 1  # queued or running: the engine has yet to see that nobody listens
+            else:
+                cut = in_flight.stop_string_cuts.get(request_id)
+                await settle_hold(parts, bill_up_to(record, cut), stop_reason=None)
+                in_flight.stop_string_cuts.pop(request_id, None)
+                log.info("hold_recovered", extra={"request_id": request_id, "admitted": True})
         except BillingError:
-            log.exception("hold_not_recoverable", extra={"request_id": hold.request_id})
+            log.exception("hold_not_recoverable", extra={"request_id": request_id})
     return num_left
-
-
-async def _close(parts: Parts, hold: Hold, record: EngineRecord | None) -> None:
-    if record is None:
-        await release_hold(parts, hold.request_id, reason="never_admitted")
-    else:
-        await settle_hold(parts, record, stop_reason=None)
-    log.info("hold_recovered", extra={"request_id": hold.request_id, "charged": record is not None})

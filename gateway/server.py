@@ -11,10 +11,9 @@ import uvicorn
 from fastapi import FastAPI
 from typing_extensions import override
 
-BACKLOG = 1024
+from gateway.shutdown import CONNECTIONS_SECONDS
 
-# For connections that are still open when every request has been settled.
-CONNECTIONS_CLOSE_SECONDS = 11
+BACKLOG = 1024
 
 
 class CannotListen(Exception):
@@ -49,7 +48,7 @@ async def serve(
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=CONNECTIONS_CLOSE_SECONDS,
+            timeout_graceful_shutdown=CONNECTIONS_SECONDS,
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -44,11 +44,13 @@ def cache_outcome(hold: Hold, grants: tuple[Grant, ...]) -> CacheOutcome:
     )
 
 
-def bill_up_to(record: EngineRecord, output_tokens: int) -> EngineRecord:
-    """The record with what came after a stop string as overrun.
+def bill_up_to(record: EngineRecord, output_tokens: int | None) -> EngineRecord:
+    """The record with what came after a stop string as overrun; None: there was no stop string.
 
     The gateway finds stop strings, and the engine may have ended the request before it heard.
     """
+    if output_tokens is None:
+        return record
     overrun_tokens = max(0, record.output_tokens - output_tokens)
     return replace(
         record,

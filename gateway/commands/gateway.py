@@ -24,9 +24,9 @@ from gateway.parts import Parts
 from gateway.secret import load_server_secret
 from gateway.server import listening, serve, stop_at_end_of_stdin
 from gateway.settings import Settings
+from gateway.shutdown import RUNNING_SECONDS
 from gateway.worker import sweeping
 
-DRAIN_SECONDS = 10.0  # how long running requests may go on once we are told to stop
 ENGINE_WAIT_SECONDS = 0.5  # between two looks at whether we are told to stop
 
 
@@ -76,7 +76,7 @@ async def _run(
         app = create_app(parts)
         in_flight: InFlight = app.state.in_flight
         async with sweeping(parts):
-            await serve(app, listener, stop=stop, drain=lambda: in_flight.drain(DRAIN_SECONDS))
+            await serve(app, listener, stop=stop, drain=lambda: in_flight.drain(RUNNING_SECONDS))
     finally:
         await engine.close()
 

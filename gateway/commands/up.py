@@ -21,11 +21,8 @@ from gateway.commands.pid_file import pid_file
 from gateway.first_keys import make_first_keys
 from gateway.server import listening
 from gateway.settings import Settings
+from gateway.shutdown import ENGINE_SECONDS, GATEWAY_SECONDS
 from gateway.supervisor import Child, run_children
-
-# Together under the 15 s in which `up` promises to end. A gateway gives running requests 10 s.
-GATEWAY_STOP_SECONDS = 12.5
-ENGINE_STOP_SECONDS = 1.5
 
 READY_POLL_SECONDS = 0.1
 
@@ -98,13 +95,13 @@ async def _serve(settings: Settings, folder: Path, *, engine_flags: list[str]) -
     engine = Child(
         "engine",
         [sys.executable, "-m", "engine", *shared, "--listen", settings.link_url, *engine_flags],
-        stop_seconds=ENGINE_STOP_SECONDS,
+        stop_seconds=ENGINE_SECONDS,
         say=_say,
     )
     gateway = Child(
         "gateway",
         [*kvmeter, "gateway", *shared, "--host", settings.host, "--port", str(settings.port)],
-        stop_seconds=GATEWAY_STOP_SECONDS,
+        stop_seconds=GATEWAY_SECONDS,
         say=_say,
     )
     try:

@@ -265,7 +265,7 @@ TABLES = (
 
 INDEXES = (
     "CREATE INDEX ix_outbox_created_at_ms ON outbox (created_at_ms) WHERE sent_at_ms IS NULL",
-    "CREATE INDEX ix_holds_owner_boot_id ON holds (owner_boot_id) WHERE state = 'open'",
+    "CREATE INDEX ix_holds_started_at_ms ON holds (started_at_ms) WHERE state = 'open'",
     "CREATE INDEX ix_cache_entries_expires_at_ms ON cache_entries (expires_at_ms)",
     "CREATE INDEX ix_cache_entries_request_id ON cache_entries (request_id)",
     "CREATE INDEX ix_requests_organization_id_ended_at_ms"

@@ -98,14 +98,12 @@ def test_a_hold_keeps_all_that_settlement_needs(prepaid: Books) -> None:
     assert prepaid.database.read_now(lambda conn: find_hold(conn, hold.request_id)) == hold
 
 
-def test_holds_of_an_earlier_process_are_found(prepaid: Books) -> None:
-    left = prepaid.open(owner_boot_id="boot_0")
-    mine = prepaid.open(owner_boot_id="boot_1")
+def test_open_holds_are_found_oldest_first_whoever_opened_them(prepaid: Books) -> None:
+    second = prepaid.open(owner_boot_id="boot_1", started_at_ms=NOW_MS + 1)
+    first = prepaid.open(owner_boot_id="boot_0")
     prepaid.settle(prepaid.open(owner_boot_id="boot_0"))
 
-    read = prepaid.database.read_now
-    assert read(lambda conn: open_holds(conn, not_owner_boot_id="boot_1")) == [left]
-    assert read(open_holds) == [left, mine]
+    assert prepaid.database.read_now(open_holds) == [first, second]
 
 
 def test_an_unknown_organization_cannot_hold(prepaid: Books) -> None:

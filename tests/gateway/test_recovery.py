@@ -1,5 +1,6 @@
 """Whatever dies in the middle of a request, its hold is closed once, as the journal proves."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -212,3 +213,39 @@ def test_an_answer_that_cannot_be_settled_is_no_success(refusing: Stack, stream:
     assert last["error"]["type"] == "overloaded_error"
     record = wait_recovered(refusing, last["request_id"])
     assert (record["status"], record["usage"]["output_tokens"]) == ("completed", 2)
+
+
+class LateDatabase(RefusingDatabase):
+    """Makes entries live only once `engine_is_done`: it ends before it hears of a stop string."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.engine_is_done = threading.Event()
+
+    async def write(self, operation: Callable[[Connection], Any]) -> Any:
+        if getattr(operation, "func", None).__name__ == "activate":
+            await asyncio.to_thread(self.engine_is_done.wait, 20)
+        return await super().write(operation)
+
+
+@pytest.fixture
+def late(tmp_path: Path):
+    with running_stack(tmp_path, database_class=LateDatabase) as stack:
+        yield stack
+        stack.wait_until(lambda: stack.open_holds() == [])
+
+
+@pytest.mark.parametrize("refusals", [0, 4], ids=["live", "recovered"])
+def test_what_follows_a_stop_string_costs_nothing_though_the_engine_never_heard(
+    late: Stack, refusals: int
+):
+    late.database.refusals = refusals
+    with late.in_background(ASK | {"max_tokens": 5, "stop_sequences": ["two"]}) as answer:
+        late.wait_until(lambda: late.runner.num_steps > 0 and not late.engine.core.has_work)
+        late.database.engine_is_done.set()
+
+    assert answer.result().status_code == (529 if refusals else 200)
+    record = wait_recovered(late, answer.result().headers["request-id"])
+    assert record["usage"]["output_tokens"] == 2
+    assert (record["engine"]["output_tokens"], record["engine"]["overrun_tokens"]) == (2, 3)
+    assert record["engine"]["finish_reason"] == "max_tokens"

@@ -1,15 +1,18 @@
 """`kvmeter up` as an operator meets it: start, second start, signals, deaths, bad starts."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.engine.tiny_model import write_tiny_model
 from tests.system.installation import (
     KVMETER,
     ROOT,
@@ -91,6 +94,44 @@ def test_a_signal_lets_a_running_request_end(
     assert len(stop_reasons) == 1
     assert not [pid for pid in children if is_alive(pid)]
     assert not list((installation.data_dir / "run").glob("*.pid"))
+
+
+def test_an_answer_that_never_ends_is_cut_short_in_time(
+    tmp_path: Path, smollm2: Path, tiny_cards: Path
+) -> None:
+    window_tokens = 100_000  # minutes of answer
+    installation = Installation(
+        tmp_path / "data",
+        model=write_tiny_model(
+            tmp_path / "tiny", tokenizer_from=smollm2, max_position_embeddings=window_tokens
+        ),
+        flags=["--kv-cache-memory", str(128 << 20)],
+        KVMETER_PRICE_CARDS=str(tiny_cards),
+        KVMETER_DTYPE="float32",
+    )
+    installation.start()
+    children = [installation.pid_of("gateway"), installation.pid_of("engine")]
+
+    with (
+        installation.client() as client,
+        client.stream(
+            "POST", "/v1/messages", json={**BODY, "max_tokens": window_tokens, "stream": True}
+        ) as answer,
+    ):
+        lines = answer.iter_lines()
+        while "content_block_delta" not in next(lines):
+            pass
+        with ThreadPoolExecutor(1) as threads:
+            rest = threads.submit(list, lines)
+            code = installation.stop(signal.SIGTERM)  # within what `up` promises
+        last = [line for line in rest.result() if line.startswith("data: ")][-1]
+
+    assert code == 0, "".join(installation.output)
+    assert not [line for line in installation.output if "killing it" in line]
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "overloaded_error"
+    assert not [pid for pid in children if is_alive(pid)]
+    books = json.loads(installation.run("ledger", "verify", "--json"))
+    assert (books["problems"], books["open_holds"]) == ([], [])
 
 
 def test_a_second_signal_does_not_break_the_drain(installation: Installation) -> None:

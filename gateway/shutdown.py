@@ -1,0 +1,20 @@
+"""The 15 seconds in which an ordered stop ends, and who may take how many of them.
+
+Every limit on the way out is one of these. The parts follow one another: running requests, their
+settlement, the gateway's own end; then the engine, which the settlement needed until here.
+"""
+
+TOTAL_SECONDS = 15.0  # what `kvmeter up` promises between the signal and its exit
+
+RUNNING_SECONDS = 10.0  # requests that run may still end by themselves
+SETTLING_SECONDS = 2.5  # those that did not: one engine step, one commit, their last words
+LEAVING_SECONDS = 0.5  # the engine link, the database, the interpreter
+GATEWAY_SECONDS = RUNNING_SECONDS + SETTLING_SECONDS + LEAVING_SECONDS
+
+ENGINE_SECONDS = 1.5  # its current step, its journal; a kill after that loses nothing
+
+SLACK_SECONDS = TOTAL_SECONDS - GATEWAY_SECONDS - ENGINE_SECONDS  # for `up` itself
+
+# How long open connections may last (a whole number: uvicorn's). They outlive the running requests,
+# whose clients are still to be told, and are cut before the gateway must leave.
+CONNECTIONS_SECONDS = int(RUNNING_SECONDS + SETTLING_SECONDS)
