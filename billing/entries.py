@@ -1,9 +1,10 @@
 """Cache entries: the promise that a prefix will be read at the read price until it expires.
 
 A row belongs to the request that writes it: `pending` from its hold, `live` from the moment the
-engine has committed the prefix. Several requests may write one key at once and each pays, so each
-keeps its own row; readers see one entry a key, the longest-lived. So neither a later, shorter write
-nor the failure of one writer takes away what another paid for.
+engine has committed the prefix. Whoever meets a pending one may wait for it, until the deadline in
+its row. Those who did not wait write the same key too and each pays, so each keeps its own row;
+readers see one entry a key, the longest-lived. So neither a later, shorter write nor the failure of
+one writer takes away what another paid for.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from billing.meters import TtlClass, WritePoint
-from billing.tables import cache_entries
+from billing.tables import cache_entries, holds
 
 _live = cache_entries.c.state == "live"
 
@@ -26,6 +27,16 @@ class Entry:
     ttl_class: TtlClass
     ttl_ms: int
     expires_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEntry:
+    """A prefix that a request is about to write, and which gateway process that request is in."""
+
+    key: str
+    tokens: int
+    request_id: str
+    owner_boot_id: str
 
 
 def find_live(conn: Connection, keys: Sequence[str], *, now_ms: int) -> dict[str, Entry]:
@@ -43,6 +54,29 @@ def find_live(conn: Connection, keys: Sequence[str], *, now_ms: int) -> dict[str
     }
 
 
+def find_pending(
+    conn: Connection, keys: Sequence[str], *, started_at_ms: int, now_ms: int
+) -> list[PendingEntry]:
+    """The pending entries among these keys that a request which started then may wait for.
+
+    Not those that would have expired before its start, nor those whose deadline has passed: their
+    writer may be dead.
+    """
+    rows = conn.execute(
+        select(cache_entries, holds.c.owner_boot_id)
+        .join(holds, holds.c.request_id == cache_entries.c.request_id)
+        .where(
+            cache_entries.c.entry_key.in_(keys),
+            cache_entries.c.state == "pending",
+            cache_entries.c.expires_at_ms > started_at_ms,
+            cache_entries.c.awaited_until_ms > now_ms,
+        )
+    )
+    return [
+        PendingEntry(row.entry_key, row.tokens, row.request_id, row.owner_boot_id) for row in rows
+    ]
+
+
 def write_pending(
     conn: Connection,
     request_id: str,
@@ -50,6 +84,7 @@ def write_pending(
     *,
     ttl_ms: Mapping[TtlClass, int],
     started_at_ms: int,
+    awaited_until_ms: int | None,
 ) -> None:
     """Note what a request will write; the lifetime counts from the request's start."""
     if not writes:
@@ -65,6 +100,7 @@ def write_pending(
                 "ttl_ms": ttl_ms[write.ttl_class],
                 "state": "pending",
                 "expires_at_ms": started_at_ms + ttl_ms[write.ttl_class],
+                "awaited_until_ms": awaited_until_ms,
             }
             for write in writes
         ],

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from billing.customers import Caller
-from billing.entries import find_live
+from billing.entries import PendingEntry, find_live, find_pending
 from billing.holds import Hold, open_hold
 from billing.meters import TtlClass
 from billing.price_cards import card_in_force
@@ -13,13 +13,17 @@ from billing.rating import worst_case_nanos
 from engine.client import Breakpoint, EngineInfo, GenerateRequest, Sampling
 from gateway.errors import InvalidRequest
 from gateway.intake import Intake
-from gateway.lookup import CacheMatch, keys_to_look_up, match_entries
+from gateway.lookup import CacheMatch, entries_to_wait_for, keys_to_look_up, match_entries
 from gateway.parts import Parts
 from gateway.prefix_hash import entry_keys, scope
 from gateway.secret import namespace
 from gateway.wire.request import MessagesRequest
 
 TTL_CLASSES: tuple[TtlClass, ...] = ("5m", "1h")
+
+# Past this a pending entry is nobody's to wait for: its writer is stuck, or dead and not recovered.
+# A writer spends at most a minute in the engine's queue, and computes its prefix after that.
+AWAITED_MS_MAX = 90_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,7 @@ class Order:
 
     entry_keys      one for each block of the prompt
     max_tokens      the output budget: what the client asked, clamped to what the window leaves
+    ignore_eos      whether the output goes on to its budget whatever the model wants
     started_at_ms   taken once, at arrival: every entry's lifetime runs from it
     """
 
@@ -40,6 +45,7 @@ class Order:
     entry_keys: tuple[str, ...]
     engine: EngineInfo
     max_tokens: int
+    ignore_eos: bool
     started_at_ms: int
 
     @property
@@ -64,6 +70,7 @@ def place_order(
     engine: EngineInfo,
     request_id: str,
     message_id: str,
+    ignore_eos: bool,
     started_at_ms: int,
 ) -> Order:
     """Check the request against the engine's limits. Raises InvalidRequest."""
@@ -88,18 +95,30 @@ def place_order(
         entry_keys=entry_keys(cache_scope, intake.rendered),
         engine=engine,
         max_tokens=min(wire.max_tokens, window_tokens - num_tokens),
+        ignore_eos=ignore_eos,
         started_at_ms=started_at_ms,
     )
 
 
-def admit(conn: Connection, order: Order, *, parts: Parts) -> Admission:
+def admit(
+    conn: Connection, order: Order, *, parts: Parts, may_wait: bool
+) -> Admission | list[PendingEntry]:
     """Transaction 1: find what is read, hold the worst case, leave pending entries, refresh.
+
+    With `may_wait` it may find that others are about to write what the request could read: then it
+    writes nothing and returns those entries, of one prefix. They became pending before this moment,
+    and whoever waits for them has nothing pending, so no two requests ever wait for each other.
 
     Raises InsufficientBalance or UnknownPrice, and then leaves nothing.
     """
     points = order.intake.breakpoints
     keys = keys_to_look_up(order.entry_keys, points)
     live = find_live(conn, keys, now_ms=order.started_at_ms)
+    now_ms = parts.now_ms()
+    if may_wait and keys and keys[-1] not in live:
+        pending = find_pending(conn, keys, started_at_ms=order.started_at_ms, now_ms=now_ms)
+        if awaited := entries_to_wait_for(order.entry_keys, points, live=live, pending=pending):
+            return awaited
     match = match_entries(order.entry_keys, points, live)
     hold = _hold(conn, order, match, parts=parts)
     open_hold(
@@ -107,6 +126,7 @@ def admit(conn: Connection, order: Order, *, parts: Parts) -> Admission:
         hold,
         ttl_ms={name: parts.settings.ttl_ms(name) for name in TTL_CLASSES},
         refreshed_entry_keys=[entry.key for entry in match.read_entries],
+        awaited_until_ms=now_ms + AWAITED_MS_MAX,
     )
     return Admission(hold, _generate_request(order, match, parts=parts))
 
@@ -143,9 +163,17 @@ def _hold(conn: Connection, order: Order, match: CacheMatch, *, parts: Parts) ->
 
 def _generate_request(order: Order, match: CacheMatch, *, parts: Parts) -> GenerateRequest:
     model = order.intake.model
-    reads = [Breakpoint(entry.tokens, entry.ttl_ms, write=False) for entry in match.read_entries]
+    reads = [
+        Breakpoint(entry.tokens, entry.ttl_ms, write=False, persist=entry.ttl_class == "1h")
+        for entry in match.read_entries
+    ]
     writes = [
-        Breakpoint(write.tokens, parts.settings.ttl_ms(write.ttl_class), write=True)
+        Breakpoint(
+            write.tokens,
+            parts.settings.ttl_ms(write.ttl_class),
+            write=True,
+            persist=write.ttl_class == "1h",
+        )
         for write in match.writes
     ]
     return GenerateRequest(
@@ -164,6 +192,7 @@ def _generate_request(order: Order, match: CacheMatch, *, parts: Parts) -> Gener
         stop_token_ids=order.engine.stop_token_ids,
         # Every read lies at or below A and every write above it, so this ascends strictly.
         breakpoints=(*reads, *writes),
+        ignore_eos=order.ignore_eos,
     )
 
 

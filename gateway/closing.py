@@ -43,6 +43,7 @@ async def settle_hold(
             first_token_at_ms=first_token_at_ms,
         ),
     )
+    parts.waiting_room.wake(record.request_id)
     quantities = settlement.record.quantities
     if not settlement.repeated:
         for meter in Meter:
@@ -56,6 +57,7 @@ async def release_hold(parts: Parts, request_id: str, *, reason: str) -> None:
         parts,
         partial(release, request_id=request_id, reason=reason, ended_at_ms=parts.now_ms()),
     )
+    parts.waiting_room.wake(request_id)
 
 
 _ERROR_TYPES: dict[FinishReason, str] = {"error": "api_error", "engine_lost": "overloaded_error"}

@@ -1,5 +1,7 @@
 """One request's life behind its connection: hold, engine, entries, and one settlement or release.
 
+If another request is about to write what this one could read, it waits for that before its hold.
+
 A generation runs in a task of its own that no connection can cancel. Whoever answers the client
 reads its text and its ending. If nobody reads any more, the engine is told to stop, and what it
 produced is settled all the same. If the engine or the database is lost on the way, the hold stays
@@ -9,13 +11,14 @@ open and recovery closes it from the engine's journal.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
-from billing.entries import activate
+from billing.entries import PendingEntry, activate, remove_unpaid
 from billing.errors import InsufficientBalance, UnknownPrice
 from billing.holds import Hold
 from billing.meters import Quantities
@@ -26,17 +29,19 @@ from engine.client import (
     Event,
     Finished,
     FinishReason,
+    Grant,
     Rejected,
     Tokens,
 )
 from engine.client import Generation as EngineGeneration
-from gateway.admission import Order, admit
+from gateway.admission import Admission, Order, admit
 from gateway.closing import release_hold, settle_hold
 from gateway.errors import EngineFailed, GatewayError, Overloaded, rejection
 from gateway.ledger import LedgerUnavailable, write
 from gateway.output import OutputText
 from gateway.parts import Parts
-from gateway.usage import CacheOutcome, bill_up_to, cache_outcome
+from gateway.usage import CacheOutcome, bill_up_to, cache_outcome, granted_writes
+from gateway.waiting import EntryWait
 from gateway.wire.response import StopReason
 
 log = logging.getLogger(__name__)
@@ -75,6 +80,11 @@ class Generation:
         self._news = asyncio.Event()
         self._engine: EngineGeneration | None = None
         self._stopped_by: Exception | None = None
+        self._wait = EntryWait(
+            parts.waiting_room,
+            boot_id=parts.boot_id,
+            seconds=parts.settings.cache_wait_seconds,
+        )
         self._first_token_at_ms: int | None = None
         self._output = OutputText(
             order.intake.model.tokenizer.detokenizer(),
@@ -111,6 +121,7 @@ class Generation:
         if self._ended.done() or self._stopped_by is not None:
             return
         self._stopped_by = cause
+        self._wait.stop()
         if self._engine is not None:
             self._engine.abort()
 
@@ -137,7 +148,7 @@ class Generation:
         self._news.set()
 
     async def _answer(self) -> Ending:
-        admission = await write(self._parts, partial(admit, order=self.order, parts=self._parts))
+        admission = await self._admit()
         self.hold_is_open = True
         try:
             self._engine = engine = self._parts.engine.generate(admission.request)
@@ -156,6 +167,34 @@ class Generation:
             raise rejection(end)
         return await self._close(end)
 
+    async def _admit(self) -> Admission:
+        """Transaction 1, once nobody else is writing what this request could read, or time is up.
+
+        Of several that waited for a write that failed, the first to come here writes, and the
+        others find its entry pending.
+        """
+        waits = self._parts.metrics.cache_waits
+        awaited_tokens = 0
+        while isinstance(found := await write(self._parts, self._admission()), list):
+            awaited_tokens = found[0].tokens
+            try:
+                with self._parts.metrics.cache_waiting.track_inprogress():
+                    await self._wait.until_changed(found)
+            except Overloaded:
+                waits.labels("refused").inc()
+                raise
+            if self._stopped_by is not None:
+                waits.labels("stopped").inc()
+                raise self._stopped_by
+        if awaited_tokens:
+            is_read = found.hold.read_tokens >= awaited_tokens
+            vanished = "vanished" if self._wait.is_allowed else "timed_out"
+            waits.labels("read" if is_read else vanished).inc()
+        return found
+
+    def _admission(self) -> Callable[[Connection], Admission | list[PendingEntry]]:
+        return partial(admit, order=self.order, parts=self._parts, may_wait=self._wait.is_allowed)
+
     async def _follow(self, engine: EngineGeneration, hold: Hold) -> Finished | Rejected:
         """Take the engine's events as they come, and return the last one."""
         events = aiter(engine)
@@ -163,6 +202,7 @@ class Generation:
             match await _next_event(events):
                 case Admitted(grants=grants):
                     self._admitted.set_result(cache_outcome(hold, grants))
+                    await self._withdraw_refused(hold, grants)
                 case Committed(tokens=tokens):
                     await self._activate(tokens)
                 case Tokens(ids=ids):
@@ -170,14 +210,24 @@ class Generation:
                 case (Finished() | Rejected()) as last:
                     return last
 
+    async def _withdraw_refused(self, hold: Hold, grants: tuple[Grant, ...]) -> None:
+        """Take back the entries that the engine will not pin, so that nobody waits for them."""
+        granted = granted_writes(hold, grants)
+        if len(granted) < len(hold.writes):
+            await self._change_entries(partial(remove_unpaid, paid=granted))
+
     async def _activate(self, tokens: int) -> None:
         """Make the entry of a committed prefix live, before any of the answer is seen."""
+        await self._change_entries(partial(activate, tokens=tokens))
+
+    async def _change_entries(self, change: Callable[..., None]) -> None:
         request_id = self.order.request_id
         try:
-            await write(self._parts, partial(activate, request_id=request_id, tokens=tokens))
+            await write(self._parts, partial(change, request_id=request_id))
         except LedgerUnavailable:
-            # Not lost: settlement makes every committed entry live.
-            log.warning("entry_not_live_yet", extra={"request_id": request_id})
+            # Not lost: settlement makes paid entries live and removes the others.
+            log.warning("entries_not_changed_yet", extra={"request_id": request_id})
+        self._parts.waiting_room.wake(request_id)
 
     def _take(self, ids: tuple[int, ...], engine: EngineGeneration) -> None:
         if self._first_token_at_ms is None:

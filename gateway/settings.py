@@ -33,6 +33,7 @@ class Settings(BaseSettings):
     cache_ttl_5m_seconds: int = Field(default=300, ge=1)  # the class's name; shorter to rehearse
     cache_ttl_1h_seconds: int = Field(default=3600, ge=1)
     cache_min_tokens: int = Field(default=512, ge=1)  # what the API asks of its newest models
+    cache_wait_seconds: float = Field(default=30.0, ge=0, le=30)  # for a write that another pays
     engine_wait_seconds: float = Field(default=10.0, ge=0)  # for one that restarts
     ping_seconds: float = Field(default=10.0, gt=0)  # of silence; proxies cut a stream at 30
     log_format: Literal["text", "json"] = "text"  # read by a person first, by a collector later
