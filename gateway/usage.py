@@ -82,6 +82,7 @@ def engine_facts(record: EngineRecord) -> EngineFacts:
                 outcome=grant.outcome,
                 reason=grant.reason,
                 committed=grant.committed,
+                lease_id=grant.lease_id,
             )
             for grant in record.grants
         ),
