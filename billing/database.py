@@ -5,9 +5,10 @@ a Connection first and never commit; `Database` runs them.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
@@ -167,6 +168,13 @@ def _require_reachable(engine: Engine) -> None:
 
 def _tune_sqlite(engine: Engine, *, begin: str, pragmas: tuple[str, ...]) -> None:
     """Begin transactions ourselves: the driver's deferred ones lose concurrent updates silently."""
+
+    @event.listens_for(engine, "do_connect")
+    def before_connect(_dialect: object, _record: object, args: Any, _options: object) -> None:
+        # SQLite would make the file readable by everybody, and its log beside it likewise. O_EXCL,
+        # because closing a file that exists would drop the locks of this process's connections.
+        with suppress(OSError):  # it says better what is wrong
+            os.close(os.open(args[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:

@@ -7,15 +7,23 @@ readers see one entry a key, the longest-lived. So neither a later, shorter writ
 one writer takes away what another paid for.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from billing.meters import TtlClass, WritePoint
 from billing.tables import cache_entries, holds
 
+# A request reads what was live when it began, and may look it up this much later: the engine or the
+# writer kept it waiting.
+SWEEP_GRACE_MS = 120_000
+
 _live = cache_entries.c.state == "live"
+
+# Keys in one statement: SQLite takes 32,766 parameters, PostgreSQL 65,535.
+KEYS_A_STATEMENT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +48,15 @@ class PendingEntry:
 
 
 def find_live(conn: Connection, keys: Sequence[str], *, now_ms: int) -> dict[str, Entry]:
-    """The live entries among these keys."""
-    rows = conn.execute(
-        select(cache_entries)
-        .where(cache_entries.c.entry_key.in_(keys), _live, cache_entries.c.expires_at_ms > now_ms)
-        .order_by(cache_entries.c.expires_at_ms)  # the longest-lived of a key comes last and stays
-    )
+    """The live entries among these keys, however many."""
+    live = select(cache_entries).where(_live, cache_entries.c.expires_at_ms > now_ms)
+    by_expiry = live.order_by(cache_entries.c.expires_at_ms)  # a key's longest-lived stays
     return {
         row.entry_key: Entry(
             row.entry_key, row.tokens, row.ttl_class, row.ttl_ms, row.expires_at_ms
         )
-        for row in rows
+        for some in _chunks(keys)
+        for row in conn.execute(by_expiry.where(cache_entries.c.entry_key.in_(some)))
     }
 
 
@@ -62,18 +68,19 @@ def find_pending(
     Not those that would have expired before its start, nor those whose deadline has passed: their
     writer may be dead.
     """
-    rows = conn.execute(
+    awaited = (
         select(cache_entries, holds.c.owner_boot_id)
         .join(holds, holds.c.request_id == cache_entries.c.request_id)
         .where(
-            cache_entries.c.entry_key.in_(keys),
             cache_entries.c.state == "pending",
             cache_entries.c.expires_at_ms > started_at_ms,
             cache_entries.c.awaited_until_ms > now_ms,
         )
     )
     return [
-        PendingEntry(row.entry_key, row.tokens, row.request_id, row.owner_boot_id) for row in rows
+        PendingEntry(row.entry_key, row.tokens, row.request_id, row.owner_boot_id)
+        for some in _chunks(keys)
+        for row in conn.execute(awaited.where(cache_entries.c.entry_key.in_(some)))
     ]
 
 
@@ -109,19 +116,18 @@ def write_pending(
 
 def refresh(conn: Connection, keys: Collection[str], *, started_at_ms: int) -> None:
     """A read renews an entry for its own class, from the reader's start; it never shortens one."""
-    if not keys:
-        return
     renewed = cache_entries.c.ttl_ms + started_at_ms
-    conn.execute(
+    renewing = (
         update(cache_entries)
         .where(
-            cache_entries.c.entry_key.in_(keys),
             _live,
             cache_entries.c.expires_at_ms > started_at_ms,
             cache_entries.c.expires_at_ms < renewed,
         )
         .values(expires_at_ms=renewed)
     )
+    for some in _chunks(keys):
+        conn.execute(renewing.where(cache_entries.c.entry_key.in_(some)))
 
 
 def activate(conn: Connection, *, request_id: str, tokens: int) -> None:
@@ -142,9 +148,21 @@ def remove_unpaid(conn: Connection, request_id: str, *, paid: Sequence[WritePoin
 
 
 def sweep(conn: Connection, *, now_ms: int) -> int:
-    """Delete expired entries; answers how many. A pending one is left to its request's end."""
-    expired = delete(cache_entries).where(_live, cache_entries.c.expires_at_ms <= now_ms)
+    """Delete entries that expired a while ago; answers how many.
+
+    A pending one is left to its request's end.
+    """
+    expired = delete(cache_entries).where(
+        _live, cache_entries.c.expires_at_ms <= now_ms - SWEEP_GRACE_MS
+    )
     return conn.execute(expired).rowcount
+
+
+def _chunks(keys: Collection[str]) -> Iterator[tuple[str, ...]]:
+    """Each key once, as many at a time as one statement takes."""
+    distinct = iter(dict.fromkeys(keys))  # a key never lies in two chunks: its rows stay together
+    while some := tuple(islice(distinct, KEYS_A_STATEMENT)):
+        yield some
 
 
 def _of(request_id: str) -> ColumnElement[bool]:

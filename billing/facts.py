@@ -3,12 +3,20 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Literal, get_args
+
+from typing_extensions import TypeIs
 
 from billing.meters import WritePoint
 
-FinishReason = Literal["stop_token", "max_tokens", "finished", "aborted", "error", "engine_lost"]
+FailureReason = Literal["error", "engine_lost"]
+FinishReason = Literal["stop_token", "max_tokens", "finished", "aborted", FailureReason]
 GrantOutcome = Literal["granted", "refreshed", "refused"]
+
+
+def is_failure(reason: FinishReason) -> TypeIs[FailureReason]:
+    """Whether the engine, not the answer or the client, ended the request."""
+    return reason in get_args(FailureReason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,15 @@ class EngineFacts:
     def prompt_accounted(self) -> int:
         """What the four facts add up to."""
         return self.read_tokens + self.tokens_reused_gift + self.tokens_computed
+
+
+def pinned_tokens(grants: Sequence[GrantFact]) -> frozenset[int]:
+    """The prefixes whose write may be billed: granted, and committed."""
+    return frozenset(
+        grant.tokens
+        for grant in grants
+        if grant.write and grant.committed and grant.outcome != "refused"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,9 @@ class RequestRecord:
     """One request, as it can be checked: what was counted, at which rates, and what the engine did.
 
     `writes` are the cache writes that were billed, `refused` those the engine refused; `leases` is
-    what the request made the engine pin, at its cost so far.
+    what the request made the engine pin, at its cost so far. `error_type` is what a failed request
+    failed with, in the words of whoever answers the client; `release_reason` why a released one was
+    never admitted, in the engine's.
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class RequestRecord:
     status: Status
     stop_reason: str | None
     error_type: str | None
+    release_reason: str | None
     started_at_ms: int
     first_token_at_ms: int | None
     ended_at_ms: int | None
@@ -79,6 +82,7 @@ def in_progress(hold: Hold) -> RequestRecord:
         status="in_progress",
         stop_reason=None,
         error_type=None,
+        release_reason=None,
         started_at_ms=hold.started_at_ms,
         first_token_at_ms=None,
         ended_at_ms=None,
@@ -106,6 +110,7 @@ def write_request(conn: Connection, record: RequestRecord) -> None:
             "status": record.status,
             "stop_reason": record.stop_reason,
             "error_type": record.error_type,
+            "release_reason": record.release_reason,
             "started_at_ms": record.started_at_ms,
             "first_token_at_ms": record.first_token_at_ms,
             "ended_at_ms": record.ended_at_ms,
@@ -162,6 +167,7 @@ def _final(
         status=row.status,
         stop_reason=row.stop_reason,
         error_type=row.error_type,
+        release_reason=row.release_reason,
         started_at_ms=row.started_at_ms,
         first_token_at_ms=row.first_token_at_ms,
         ended_at_ms=row.ended_at_ms,

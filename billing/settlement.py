@@ -8,7 +8,7 @@ from sqlalchemy import Connection, insert
 from billing import accounts as names
 from billing import entries
 from billing.errors import HoldNotFound, InconsistentFacts
-from billing.facts import EngineFacts, RefusedWrite
+from billing.facts import EngineFacts, RefusedWrite, is_failure, pinned_tokens
 from billing.holds import Hold, HoldState, close_hold, find_hold
 from billing.ledger import Transfer, balance, post
 from billing.meters import Quantities, WritePoint, split
@@ -41,22 +41,20 @@ class Settlement:
     repeated: bool = field(default=False, compare=False)
 
 
-def charge(hold: Hold, facts: EngineFacts | None) -> Charge | None:
-    """What the request owes, from its hold and the engine's record alone; None: nothing.
+def charge_due(hold: Hold, facts: EngineFacts, *, answered: bool = True) -> Charge | None:
+    """What an admitted request owes, from its hold and the engine's record alone; None: nothing.
 
-    Never admitted: nothing. Failed before its first token: nothing. Everything else pays the input
-    side and what was produced, also when the client left. A write is paid for only if the engine
+    Failed before the client was sent a token: nothing; a whole message is sent at its end, so one
+    that could not be `answered` costs nothing whoever failed. Everything else pays the input side
+    and what was produced, also when the client left. A write is paid for only if the engine
     granted it and committed exactly that prefix.
     """
-    if facts is None:
+    failed = is_failure(facts.finish_reason)
+    if failed and facts.output_tokens == 0:
         return None
-    if facts.finish_reason in ("error", "engine_lost") and facts.output_tokens == 0:
+    if not hold.stream and (failed or not answered):
         return None
-    pinned = {
-        grant.tokens
-        for grant in facts.grants
-        if grant.write and grant.committed and grant.outcome != "refused"
-    }
+    pinned = pinned_tokens(facts.grants)
     writes = tuple(write for write in hold.writes if write.tokens in pinned)
     quantities = split(
         total_tokens=hold.total_tokens,
@@ -77,12 +75,14 @@ def settle(
     error_type: str | None = None,
     first_token_at_ms: int | None = None,
     booked_at_ms: int | None = None,
+    answered: bool = True,
 ) -> Settlement:
     """Turn a hold into its true cost, in full even above the balance, and give the rest back.
 
     Settling or releasing a closed hold changes nothing and answers the first result. `booked_at_ms`
-    (default: the end) is when a recovered request was settled. Raises HoldNotFound, or
-    InconsistentFacts, which leaves the hold open for a person to look at.
+    (default: the end) is when a recovered request was settled; `answered` is false if by then
+    nobody could be sent its end. Raises HoldNotFound, or InconsistentFacts, which leaves the hold
+    open for a person to look at.
     """
     hold = _find(conn, request_id)
     if hold.state != "open":
@@ -90,7 +90,7 @@ def settle(
     _require_consistent(hold, facts)
     ending = replace(
         in_progress(hold),
-        status=_status(facts),
+        status=_status(facts) if answered or hold.stream else "failed",
         stop_reason=stop_reason,
         error_type=error_type,
         first_token_at_ms=first_token_at_ms,
@@ -99,7 +99,8 @@ def settle(
         engine=facts,
     )
     booked_at_ms = ended_at_ms if booked_at_ms is None else booked_at_ms
-    return _close(conn, ending, charge(hold, facts), booked_at_ms=booked_at_ms)
+    due = charge_due(hold, facts, answered=answered)
+    return _close(conn, ending, due, booked_at_ms=booked_at_ms)
 
 
 def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int) -> Settlement:
@@ -110,7 +111,7 @@ def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int)
     ending = replace(
         in_progress(_find(conn, request_id)),
         status="released",
-        error_type=reason,
+        release_reason=reason,
         ended_at_ms=ended_at_ms,
     )
     return _close(conn, ending, None, booked_at_ms=ended_at_ms)
@@ -214,13 +215,14 @@ def _find(conn: Connection, request_id: str) -> Hold:
 
 
 def _status(facts: EngineFacts) -> Status:
-    match facts.finish_reason:
+    reason = facts.finish_reason
+    if is_failure(reason):
+        return "failed"
+    match reason:
         case "stop_token" | "max_tokens" | "finished":
             return "completed"
         case "aborted":
             return "aborted"
-        case _:
-            return "failed"
 
 
 def _refused(hold: Hold, facts: EngineFacts) -> tuple[RefusedWrite, ...]:
@@ -242,3 +244,6 @@ def _require_consistent(hold: Hold, facts: EngineFacts) -> None:
     for what, expected, found in checks:
         if found != expected:
             raise InconsistentFacts(hold.request_id, f"{what} is {found}, not {expected}")
+    if facts.output_tokens > hold.max_tokens:
+        what = f"output is {facts.output_tokens}, at most {hold.max_tokens} was asked for"
+        raise InconsistentFacts(hold.request_id, what)

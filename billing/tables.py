@@ -142,6 +142,7 @@ requests = table(
     text("status"),
     text("stop_reason", nullable=True),
     text("error_type", nullable=True),
+    text("release_reason", nullable=True),
     integer("started_at_ms"),
     integer("first_token_at_ms", nullable=True),
     integer("ended_at_ms"),
@@ -155,6 +156,7 @@ requests = table(
     text("writes"),
     text("refused"),
     one_of("status", "completed", "aborted", "failed", "released"),
+    CheckConstraint("(status = 'released') = (release_reason IS NOT NULL)", name="release_reason"),
     CheckConstraint("stream IN (0, 1)", name="stream"),
     not_negative(
         "input_tokens",

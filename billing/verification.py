@@ -12,10 +12,10 @@ from sqlalchemy import Connection, Row, func, select
 
 from billing import accounts as names
 from billing.columns import metadata
-from billing.facts import load_writes
+from billing.facts import load_grants, load_writes, pinned_tokens
 from billing.holds import Hold, open_holds
 from billing.ledger import Balance, trial_balance
-from billing.meters import Meter, Quantities
+from billing.meters import Meter, Quantities, split
 from billing.money import amount_nanos
 from billing.records import quantities_of
 from billing.tables import holds, kv_records, lease_reports, price_rates, requests, transfers
@@ -152,6 +152,7 @@ def _engine_problems(conn: Connection) -> Iterator[str]:
             kv_records.c.tokens_reused_gift,
             kv_records.c.tokens_read_recomputed,
             kv_records.c.tokens_computed,
+            kv_records.c.grants,
             kv_records.c.output_tokens.label("produced_tokens"),
         ).outerjoin(kv_records, kv_records.c.request_id == requests.c.id)
     )
@@ -165,6 +166,7 @@ def _engine_problems(conn: Connection) -> Iterator[str]:
 
 def _fact_problems(row: Row[Any]) -> Iterator[str]:
     read = row.tokens_reused_promised + row.tokens_read_recomputed
+    writes = load_writes(row.writes)
     accounted = read + row.tokens_reused_gift + row.tokens_computed
     if accounted != row.prompt_tokens:
         yield f"Request {row.id} has engine facts for {accounted} of {row.prompt_tokens} tokens."
@@ -172,6 +174,20 @@ def _fact_problems(row: Row[Any]) -> Iterator[str]:
         return
     if row.cache_read_tokens != read:
         yield f"Request {row.id} bills {row.cache_read_tokens} read, the engine says {read}."
+    pinned = pinned_tokens(load_grants(row.grants))
+    for write in writes:
+        if write.tokens not in pinned:
+            yield (
+                f"Request {row.id} bills a write of {write.tokens} tokens"
+                " that the engine did not pin."
+            )
+    if quantities_of(row) != split(
+        total_tokens=row.prompt_tokens,
+        read_tokens=row.cache_read_tokens,
+        writes=writes,
+        output_tokens=row.output_tokens,
+    ):
+        yield (f"Request {row.id} bills other cache tokens than its read and its writes come to.")
     if row.output_tokens != row.produced_tokens:
         yield (
             f"Request {row.id} bills {row.output_tokens} output tokens,"

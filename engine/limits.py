@@ -78,8 +78,8 @@ def _find_bad_sampling(request: GenerateRequest) -> str | None:
     sampling = request.sampling
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         return f"temperature is not a number from 0 up: {sampling.temperature}"
-    if not 0 < sampling.top_p <= 1:
-        return f"top_p is not in (0, 1]: {sampling.top_p}"
+    if not 0 <= sampling.top_p <= 1:  # of 0 the likeliest token alone is left
+        return f"top_p is not from 0 to 1: {sampling.top_p}"
     if sampling.top_k < 0:
         return f"top_k is negative: {sampling.top_k}"
     return None

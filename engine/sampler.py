@@ -34,6 +34,8 @@ class Sampler:
             if indices:
                 group = [rows[i] for i in indices]
                 scaled = logits[indices].double()
+                # From the best down, so that no temperature, however small, makes it infinite.
+                scaled -= scaled.amax(dim=-1, keepdim=True)
                 scaled /= _column([row.sampling.temperature for row in group], logits)
                 uniform = _column([self._uniform(row) for row in group], logits)
                 for i, token in zip(indices, draw(scaled, uniform, group), strict=True):

@@ -45,6 +45,7 @@ from engine.protocol import (
 
 MAX_LINKS = 64  # a gateway needs one
 MAX_LOOKUP_IDS = 4_096  # keeps an answer well under a frame
+MAX_REQUEST_ID_CHARS = 256  # likewise: every event and record carries one
 MAX_UNHEARD_REPORTS = 10_000  # while there is no link; the journal keeps more
 
 
@@ -195,6 +196,8 @@ class EngineServer:
         return Unpinned(question.call, num_leases)
 
     def _submit(self, link: Link, request: GenerateRequest) -> None:
+        if len(request.request_id) > MAX_REQUEST_ID_CHARS:
+            raise FrameError(f"A request id has at most {MAX_REQUEST_ID_CHARS} characters.")
         if (rejected := self._rejected(request)) is not None:
             self._outbox[link].append(rejected)
             return
@@ -225,6 +228,8 @@ class EngineServer:
         neither running nor recorded.
         """
         for link, question in self._questions:
+            if link.ended:  # it asked more than it reads: nobody waits for the rest
+                continue
             if isinstance(question, Unpinned):
                 link.send(question)
                 continue

@@ -30,6 +30,10 @@ class ServedModel:
     renderer: Renderer
     tokenizer: Tokenizer
 
+    def is_run_by(self, info: EngineInfo) -> bool:
+        """Whether this engine has these very weights, so that its work is this model's."""
+        return (self.id, self.weights_digest) == (info.model_id, info.weights_digest)
+
 
 def read_model(model_dir: Path, info: EngineInfo, *, min_cache_tokens: int) -> ServedModel:
     """The model that this engine runs, with the tokenizer and the template of its folder.

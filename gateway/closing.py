@@ -10,9 +10,11 @@ the journal only and charges every output token in it.
 
 from functools import partial
 
+from billing.facts import is_failure
 from billing.meters import Meter, Quantities
 from billing.settlement import release, settle
-from engine.client import EngineRecord, FinishReason
+from engine.client import EngineLost, EngineRecord, FinishReason
+from gateway.errors import ROWS, EngineFailed
 from gateway.ledger import write_with_retries
 from gateway.parts import Parts
 from gateway.usage import engine_facts
@@ -25,8 +27,11 @@ async def settle_hold(
     *,
     stop_reason: StopReason | None,
     first_token_at_ms: int | None = None,
+    answered: bool = True,
 ) -> Quantities:
     """Charge what the engine's record proves, and say what that was.
+
+    `answered` is false in recovery: whoever waited for a whole message got an error, or nothing.
 
     Raises LedgerUnavailable, or InconsistentFacts for a record that cannot be true; the hold is
     open then.
@@ -39,8 +44,9 @@ async def settle_hold(
             facts=engine_facts(record),
             ended_at_ms=parts.now_ms(),
             stop_reason=stop_reason,
-            error_type=_ERROR_TYPES.get(record.finish_reason),
+            error_type=_error_type(record.finish_reason),
             first_token_at_ms=first_token_at_ms,
+            answered=answered,
         ),
     )
     parts.waiting_room.wake(record.request_id)
@@ -60,4 +66,12 @@ async def release_hold(parts: Parts, request_id: str, *, reason: str) -> None:
     parts.waiting_room.wake(request_id)
 
 
-_ERROR_TYPES: dict[FinishReason, str] = {"error": "api_error", "engine_lost": "overloaded_error"}
+def _error_type(reason: FinishReason) -> str | None:
+    """What a failed request failed with, by the table of errors."""
+    if not is_failure(reason):
+        return None
+    match reason:
+        case "error":
+            return ROWS[EngineFailed].type
+        case "engine_lost":
+            return ROWS[EngineLost].type

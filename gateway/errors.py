@@ -10,6 +10,7 @@ GatewayError
 ├── EngineFailed              500  the engine gave up on an admitted request
 ├── NotReady                  503  something the gateway needs is missing; only /readyz says so
 ├── Overloaded                529  the engine's queue is full, or the wait in it too long
+│   └── EngineReplaced             another engine, with other weights, answers in its place
 └── ModelFolderError               at start only: a model folder that cannot be served
 
 The other packages' errors know nothing of HTTP; their rows stand in ROWS too. A class without a row
@@ -72,6 +73,10 @@ class NotReady(GatewayError):
 
 class Overloaded(GatewayError):
     """The engine has no room for one more request now."""
+
+
+class EngineReplaced(Overloaded):
+    """The engine runs other weights than the ones this gateway sells."""
 
 
 class ModelFolderError(GatewayError):

@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
-from billing.entries import PendingEntry, activate, remove_unpaid
+from billing.entries import activate, remove_unpaid
 from billing.errors import InsufficientBalance, UnknownPrice
+from billing.facts import is_failure
 from billing.holds import Hold
 from billing.meters import Quantities
 from engine.client import (
@@ -29,15 +29,17 @@ from engine.client import (
     Event,
     Finished,
     FinishReason,
+    GenerateRequest,
     Grant,
     Rejected,
     Tokens,
 )
 from engine.client import Generation as EngineGeneration
-from gateway.admission import Admission, Order, admit
 from gateway.closing import release_hold, settle_hold
-from gateway.errors import EngineFailed, GatewayError, Overloaded, rejection
+from gateway.errors import EngineFailed, EngineReplaced, GatewayError, Overloaded, rejection
 from gateway.ledger import LedgerUnavailable, write
+from gateway.opening import open_hold_in_turn
+from gateway.orders import Order, require_model
 from gateway.output import OutputText
 from gateway.parts import Parts
 from gateway.usage import CacheOutcome, bill_up_to, cache_outcome, granted_writes
@@ -78,7 +80,7 @@ class Generation:
         self._ended: asyncio.Future[Ending] = loop.create_future()
         self._texts: deque[str] = deque()  # not taken yet; bounded by the request's max_tokens
         self._news = asyncio.Event()
-        self._engine: EngineGeneration | None = None
+        self._engine_generation: EngineGeneration | None = None
         self._stopped_by: Exception | None = None
         self._wait = EntryWait(
             parts.waiting_room,
@@ -88,9 +90,14 @@ class Generation:
         self._first_token_at_ms: int | None = None
         self._output = OutputText(
             order.intake.model.tokenizer.detokenizer(),
-            stop_sequences=order.wire.stop_sequences or (),
-            stop_token_ids=order.engine.stop_token_ids,
+            stop_sequences=order.body.stop_sequences or (),
+            stop_token_ids=order.engine_info.stop_token_ids,
         )
+
+    @property
+    def stopped_at(self) -> int | None:
+        """The output tokens up to the stop string that ended the answer; None without one."""
+        return None if self._output.stop_sequence is None else self._output.num_tokens
 
     async def admitted(self) -> CacheOutcome:
         """Wait until the engine has admitted the request; from then on its cache split is final."""
@@ -107,11 +114,6 @@ class Generation:
         """Wait until the request is settled."""
         return await asyncio.shield(self._ended)
 
-    @property
-    def billable_output_tokens(self) -> int | None:
-        """Where a stop string cut the answer; None if none did, and the engine's count stands."""
-        return None if self._output.stop_sequence is None else self._output.num_tokens
-
     def abandon(self) -> None:
         """The client has gone: stop the engine, settle what it produced."""
         self.stop(ClientDisconnect())
@@ -121,9 +123,9 @@ class Generation:
         if self._ended.done() or self._stopped_by is not None:
             return
         self._stopped_by = cause
-        self._wait.stop()
-        if self._engine is not None:
-            self._engine.abort()
+        self._wait.stop(cause)
+        if self._engine_generation is not None:
+            self._engine_generation.abort()
 
     async def run(self) -> None:
         """Live the request's whole life. Raises nothing but its own cancellation, at shutdown."""
@@ -148,56 +150,41 @@ class Generation:
         self._news.set()
 
     async def _answer(self) -> Ending:
-        admission = await self._admit()
+        held = await open_hold_in_turn(self.order, parts=self._parts, wait=self._wait)
         self.hold_is_open = True
         try:
-            self._engine = engine = self._parts.engine.generate(admission.request)
+            self._engine_generation = engine_generation = self._submit(held.request)
         except EngineLost:
             await self._release("engine_lost")
             raise
+        except EngineReplaced:
+            await self._release("engine_replaced")
+            raise
         if self._stopped_by is not None:
-            engine.abort()
+            engine_generation.abort()
         try:
-            end = await self._follow(engine, admission.hold)
+            end = await self._follow(engine_generation, held.hold)
         except Exception:
-            engine.abort()  # nobody follows it any more; recovery settles what it had produced
+            # Nobody follows it any more; recovery settles what it had produced.
+            engine_generation.abort()
             raise
         if isinstance(end, Rejected):
             await self._release(end.code)
             raise rejection(end)
         return await self._close(end)
 
-    async def _admit(self) -> Admission:
-        """Transaction 1, once nobody else is writing what this request could read, or time is up.
+    def _submit(self, request: GenerateRequest) -> EngineGeneration:
+        """Give the request to the engine, which may be another one than the order was placed for.
 
-        Of several that waited for a write that failed, the first to come here writes, and the
-        others find its entry pending.
+        Raises EngineLost or EngineReplaced; the engine has not seen the request then.
         """
-        waits = self._parts.metrics.cache_waits
-        awaited_tokens = 0
-        while isinstance(found := await write(self._parts, self._admission()), list):
-            awaited_tokens = found[0].tokens
-            try:
-                with self._parts.metrics.cache_waiting.track_inprogress():
-                    await self._wait.until_changed(found)
-            except Overloaded:
-                waits.labels("refused").inc()
-                raise
-            if self._stopped_by is not None:
-                waits.labels("stopped").inc()
-                raise self._stopped_by
-        if awaited_tokens:
-            is_read = found.hold.read_tokens >= awaited_tokens
-            vanished = "vanished" if self._wait.is_allowed else "timed_out"
-            waits.labels("read" if is_read else vanished).inc()
-        return found
+        if (info := self._parts.engine.info) is not None:
+            require_model(info, self.order.intake.model)
+        return self._parts.engine.generate(request)
 
-    def _admission(self) -> Callable[[Connection], Admission | list[PendingEntry]]:
-        return partial(admit, order=self.order, parts=self._parts, may_wait=self._wait.is_allowed)
-
-    async def _follow(self, engine: EngineGeneration, hold: Hold) -> Finished | Rejected:
+    async def _follow(self, engine_generation: EngineGeneration, hold: Hold) -> Finished | Rejected:
         """Take the engine's events as they come, and return the last one."""
-        events = aiter(engine)
+        events = aiter(engine_generation)
         while True:
             match await _next_event(events):
                 case Admitted(grants=grants):
@@ -206,7 +193,7 @@ class Generation:
                 case Committed(tokens=tokens):
                     await self._activate(tokens)
                 case Tokens(ids=ids):
-                    self._take(ids, engine)
+                    self._take(ids, engine_generation)
                 case (Finished() | Rejected()) as last:
                     return last
 
@@ -229,13 +216,13 @@ class Generation:
             log.warning("entries_not_changed_yet", extra={"request_id": request_id})
         self._parts.waiting_room.wake(request_id)
 
-    def _take(self, ids: tuple[int, ...], engine: EngineGeneration) -> None:
+    def _take(self, ids: tuple[int, ...], engine_generation: EngineGeneration) -> None:
         if self._first_token_at_ms is None:
             self._first_token_at_ms = self._parts.now_ms()
         self._show(self._output.push(ids))
-        if self._output.stop_sequence is not None:
+        if self.stopped_at is not None:
             # Said again for each overrun token that was on its way; it changes nothing then.
-            engine.finish(self._output.num_tokens)
+            engine_generation.finish(self.stopped_at)
 
     def _show(self, text: str) -> None:
         if text:
@@ -249,7 +236,7 @@ class Generation:
             await self._release(finished.reason)
             raise self._stopped_by or Overloaded("The engine dropped this request from its queue")
         self._show(self._output.flush())
-        record = bill_up_to(record, self.billable_output_tokens)
+        record = bill_up_to(record, self.stopped_at)
         stop_reason = self._stop_reason(record.finish_reason)
         quantities = await settle_hold(
             self._parts,
@@ -271,16 +258,16 @@ class Generation:
 
     def _stop_reason(self, reason: FinishReason) -> StopReason | None:
         """What the client is told; None if the answer did not come to an end of its own."""
+        if is_failure(reason) or reason == "aborted":
+            return None
+        if self._output.stop_sequence is not None:
+            return "stop_sequence"
         match reason:
-            case "aborted" | "error" | "engine_lost":
-                return None
-            case _ if self._output.stop_sequence is not None:
-                return "stop_sequence"
             case "max_tokens" if self.order.is_clamped:
                 return "model_context_window_exceeded"
             case "max_tokens":
                 return "max_tokens"
-            case _:
+            case "stop_token" | "finished":
                 return "end_turn"
 
 

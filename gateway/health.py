@@ -53,7 +53,7 @@ async def _missing(parts: Parts) -> AsyncIterator[str]:
     except (BillingError, SQLAlchemyError):
         yield "database: not migrated, or not reachable"
     if not await asyncio.to_thread(parts.settings.first_keys_path.exists):
-        yield f"keys: {parts.settings.first_keys_path} is not written yet"
+        yield f"keys: {parts.settings.first_keys_path.name} is not written yet"
     if await _engine_stats(parts) is None:
         yield "engine: does not answer"
     elif (info := parts.engine.info) is not None and not _is_served(parts, info):
@@ -61,10 +61,7 @@ async def _missing(parts: Parts) -> AsyncIterator[str]:
 
 
 def _is_served(parts: Parts, info: EngineInfo) -> bool:
-    return any(
-        (model.id, model.weights_digest) == (info.model_id, info.weights_digest)
-        for model in parts.catalog.models
-    )
+    return any(model.is_run_by(info) for model in parts.catalog.models)
 
 
 async def _engine_stats(parts: Parts) -> dict[str, float] | None:

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Collection
 
-from gateway.admission import Order
 from gateway.errors import Overloaded
 from gateway.generation import Generation
+from gateway.orders import Order
 from gateway.parts import Parts
 from gateway.shutdown import SETTLING_SECONDS
 
@@ -65,6 +65,6 @@ class InFlight:
     def _forget(self, task: asyncio.Task[None]) -> None:
         generation = self._tasks.pop(task)
         if generation.hold_is_open:
-            if (cut := generation.billable_output_tokens) is not None:
+            if (cut := generation.stopped_at) is not None:
                 self.stop_string_cuts[generation.order.request_id] = cut
             self.hold_left_open.set()

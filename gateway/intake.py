@@ -39,8 +39,12 @@ async def take_in(request: PromptRequest, *, catalog: Catalog) -> Intake:
 
 
 def _fewest_tokens(model: ServedModel, blocks: Sequence[Block]) -> int:
-    """A bound that costs nothing: tokenising takes 100 bytes of memory for each byte of text."""
-    return sum(len(block.text.encode()) for block in blocks) // model.tokenizer.longest_token_bytes
+    """A bound that costs little: tokenising takes 100 bytes of memory for each byte of text.
+
+    A block ends where a token ends, so each is rounded up: many short blocks are many tokens.
+    """
+    longest = model.tokenizer.longest_token_bytes
+    return sum(-(-len(block.text.encode()) // longest) for block in blocks)
 
 
 def _require_fit(model: ServedModel, *, num_tokens: int) -> None:

@@ -1,15 +1,18 @@
-"""`POST /v1/messages`: one request, top to bottom."""
+"""`POST /v1/messages`: from a body to an order, and from a generation to the answer.
+
+Between the two is `gateway.generation`: hold, engine and settlement, in a task of its own.
+"""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from gateway.admission import place_order
 from gateway.attendance import attended
 from gateway.auth import Customer, IgnoreEos, TheParts, Version
 from gateway.bodies import read_bytes
 from gateway.generation import Generation
 from gateway.in_flight import InFlight
 from gateway.intake import take_in
+from gateway.orders import place_order
 from gateway.reply import whole_message
 from gateway.stream import EventStream
 from gateway.wire.request import MessagesRequest, read_body
@@ -23,18 +26,18 @@ async def create_message(
 ) -> Response:
     """Answer a conversation, and bill exactly what the answer says it used.
 
-    From `start` on the request has a life of its own (`gateway.generation`): it opens the hold,
-    follows the engine and settles, whether or not this connection lasts.
+    From `start` on the request has a life of its own, whether or not this connection lasts.
     """
-    started_at_ms = parts.now_ms()
-    body = read_body(MessagesRequest, await read_bytes(request), version=version)
+    sent = await read_bytes(request)
+    started_at_ms = parts.now_ms()  # not before: a slow body would read what has long expired
+    body = read_body(MessagesRequest, sent, version=version)
     intake = await take_in(body, catalog=parts.catalog)
-    engine = await parts.engine.ready(parts.settings.engine_wait_seconds)
+    engine_info = await parts.engine.ready(parts.settings.engine_wait_seconds)
     order = place_order(
         body,
         intake,
         caller=caller,
-        engine=engine,
+        engine_info=engine_info,
         request_id=request.state.request_id,
         message_id=parts.new_id("msg"),
         ignore_eos=ignore_eos,

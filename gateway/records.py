@@ -44,6 +44,7 @@ def record_body(record: RequestRecord) -> dict[str, Any]:
         "status": record.status,
         "stop_reason": record.stop_reason,
         "error_type": record.error_type,
+        "release_reason": record.release_reason,
         "started_at_ms": record.started_at_ms,
         "first_token_at_ms": record.first_token_at_ms,
         "ended_at_ms": record.ended_at_ms,

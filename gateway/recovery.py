@@ -66,7 +66,7 @@ async def recover_holds(parts: Parts, in_flight: InFlight) -> int:
                 num_left += 1  # queued or running: the engine has yet to see that nobody listens
             else:
                 cut = in_flight.stop_string_cuts.get(request_id)
-                await settle_hold(parts, bill_up_to(record, cut), stop_reason=None)
+                await settle_hold(parts, bill_up_to(record, cut), stop_reason=None, answered=False)
                 in_flight.stop_string_cuts.pop(request_id, None)
                 log.info("hold_recovered", extra={"request_id": request_id, "admitted": True})
         except BillingError:

@@ -1,7 +1,7 @@
 """The words around an answer: how it starts, how it ends, and both at once."""
 
-from gateway.admission import Order
 from gateway.generation import Ending
+from gateway.orders import Order
 from gateway.usage import CacheOutcome, delta_usage_of, usage_of
 from gateway.wire.events import MessageDelta, MessageStart, StopDelta
 from gateway.wire.response import Message, TextContent

@@ -8,8 +8,15 @@ from pathlib import Path
 SECRET_BYTES = 32
 
 
+class ServerSecretError(Exception):
+    """The secret's file does not hold one; the message is a sentence for the operator."""
+
+
 def load_server_secret(path: Path) -> bytes:
-    """Read the secret, made and kept (0600) the first time; two starts at once agree on one."""
+    """Read the secret, made and kept (0600) the first time; two starts at once agree on one.
+
+    Raises ServerSecretError for a file that was cut: an empty secret would still make namespaces.
+    """
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +31,11 @@ def load_server_secret(path: Path) -> bytes:
             pass
         finally:
             draft.unlink()
-    return path.read_bytes()
+    secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        problem = f"{len(secret)} bytes instead of {SECRET_BYTES}"
+        raise ServerSecretError(f"{path} is damaged ({problem}): restore it, or remove it")
+    return secret
 
 
 def namespace(

@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 from typing_extensions import override
 
+from gateway.connection import Connection
 from gateway.shutdown import CONNECTIONS_SECONDS
 
 BACKLOG = 1024
@@ -44,6 +45,8 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             app,
+            http=Connection,
+            ws="none",  # whatever is installed beside us
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -1,5 +1,6 @@
 """Every environment variable the gateway package reads, with the reason for its default."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -8,12 +9,16 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from billing.meters import TtlClass
 
+ENV_PREFIX = "KVMETER_"
+MAX_TTL_SECONDS = 366 * 86_400  # a year; what is longer is a slip, or ends past any clock
+MAX_WAIT_SECONDS = 86_400
+
 
 class Settings(BaseSettings):
     """The operator's choices. The README's table lists the same, in the same order."""
 
     model_config = SettingsConfigDict(
-        env_prefix="KVMETER_", frozen=True, populate_by_name=True, extra="ignore"
+        env_prefix=ENV_PREFIX, frozen=True, populate_by_name=True, extra="ignore"
     )
 
     host: str = Field(
@@ -30,12 +35,14 @@ class Settings(BaseSettings):
     database_url: str | None = None  # None: SQLite in DATA_DIR, nothing to install
     price_cards: Path | None = None  # None: the list prices that come with the package
     engine_url: str | None = None  # None: the Unix socket of the engine that `up` starts
-    cache_ttl_5m_seconds: int = Field(default=300, ge=1)  # the class's name; shorter to rehearse
-    cache_ttl_1h_seconds: int = Field(default=3600, ge=1)
+    # The class's name; shorter to rehearse.
+    cache_ttl_5m_seconds: int = Field(default=300, ge=1, le=MAX_TTL_SECONDS)
+    cache_ttl_1h_seconds: int = Field(default=3600, ge=1, le=MAX_TTL_SECONDS)
     cache_min_tokens: int = Field(default=512, ge=1)  # what the API asks of its newest models
     cache_wait_seconds: float = Field(default=30.0, ge=0, le=30)  # for a write that another pays
-    engine_wait_seconds: float = Field(default=10.0, ge=0)  # for one that restarts
-    ping_seconds: float = Field(default=10.0, gt=0)  # of silence; proxies cut a stream at 30
+    engine_wait_seconds: float = Field(default=10.0, ge=0, le=MAX_WAIT_SECONDS)  # for a restart
+    # Of silence; proxies cut a stream at 30.
+    ping_seconds: float = Field(default=10.0, gt=0, le=MAX_WAIT_SECONDS)
     log_format: Literal["text", "json"] = "text"  # read by a person first, by a collector later
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     redis_url: str | None = None
@@ -74,3 +81,9 @@ class Settings(BaseSettings):
         """How long an entry of this class lives."""
         seconds = {"5m": self.cache_ttl_5m_seconds, "1h": self.cache_ttl_1h_seconds}
         return seconds[ttl_class] * 1000
+
+
+def variable_of(loc: Sequence[int | str]) -> str:
+    """The environment variable behind a fault of `Settings`, as the README's table names it."""
+    name = ".".join(map(str, loc)).upper()
+    return name if name in ("HOST", "PORT", "DATA_DIR") else f"{ENV_PREFIX}{name}"

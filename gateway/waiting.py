@@ -19,6 +19,10 @@ WAITING_MAX = 1_024
 POLL_SECONDS = 0.25
 
 
+class WaitingRoomFull(Overloaded):
+    """Too many requests of this process wait already."""
+
+
 class WaitingRoom:
     """The requests of this process that wait, by the request that each waits for."""
 
@@ -33,9 +37,9 @@ class WaitingRoom:
 
     @contextmanager
     def seat(self, request_ids: Collection[str], woken: asyncio.Event) -> Iterator[None]:
-        """Have `woken` set by what happens to these requests. Raises Overloaded without a seat."""
+        """Have `woken` set by what happens to these requests. Raises WaitingRoomFull."""
         if self._num_waiting >= WAITING_MAX:
-            raise Overloaded("Too many requests wait for prompts that others are writing")
+            raise WaitingRoomFull("Too many requests wait for prompts that others are writing")
         self._num_waiting += 1
         for request_id in request_ids:
             self._waiting.setdefault(request_id, set()).add(woken)
@@ -58,22 +62,22 @@ class EntryWait:
         self._seconds = seconds
         self._ends_at: float | None = None  # from the first entry on
         self._woken = asyncio.Event()
-        self._is_stopped = False
+        self._stopped_by: Exception | None = None
 
     @property
     def is_allowed(self) -> bool:
         """Whether there is time left to wait."""
-        return self._seconds_left() > 0 and not self._is_stopped
+        return self._seconds_left() > 0
 
-    def stop(self) -> None:
-        """End the wait now, and allow no other."""
-        self._is_stopped = True
+    def stop(self, cause: Exception) -> None:
+        """End the wait now, and fail it and any other with `cause`."""
+        self._stopped_by = cause
         self._woken.set()
 
     async def until_changed(self, entries: Sequence[PendingEntry]) -> None:
         """Return when one of these entries may have become live or vanished, or time is up.
 
-        Raises Overloaded if too many wait already.
+        Raises WaitingRoomFull, or what the wait was stopped with.
         """
         if self._ends_at is None:
             self._ends_at = asyncio.get_running_loop().time() + self._seconds
@@ -84,8 +88,9 @@ class EntryWait:
         with self._room.seat(request_ids, self._woken), suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
-        if not self._is_stopped:
-            self._woken.clear()
+        if self._stopped_by is not None:
+            raise self._stopped_by
+        self._woken.clear()
 
     def _seconds_left(self) -> float:
         if self._ends_at is None:

@@ -2,6 +2,7 @@
 
 from engine.client.connection import connect_engine
 from engine.client.interface import EngineClient, EngineLost, Generation
+from engine.errors import AddressError
 from engine.protocol import (
     Admitted,
     Breakpoint,
@@ -23,6 +24,7 @@ from engine.protocol import (
 )
 
 __all__ = [
+    "AddressError",
     "Admitted",
     "Breakpoint",
     "Committed",

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 
 from billing.errors import BillingError
+from engine.client import AddressError
 from gateway.commands import (
     engine,
     gateway,
@@ -21,7 +22,9 @@ from gateway.commands import (
 )
 from gateway.commands.options import CommandError
 from gateway.errors import ModelFolderError
+from gateway.secret import ServerSecretError
 from gateway.server import CannotListen
+from gateway.settings import variable_of
 
 app = typer.Typer(
     name="kvmeter",
@@ -42,12 +45,15 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(models.app, name="models")
 
 EXPECTED = (
+    AddressError,
     BillingError,
     CannotListen,
     CommandError,
     DBAPIError,
     ModelFolderError,
     OSError,
+    ServerSecretError,
+    UnicodeEncodeError,
     ValidationError,
 )
 
@@ -66,10 +72,13 @@ def _sentence(error: Exception) -> str:
     match error:
         case ValidationError():
             fault = error.errors()[0]
-            name = ".".join(map(str, fault["loc"])).upper()
-            return f"Setting {name}: {fault['msg'].removeprefix('Value error, ')}"
+            return (
+                f"Setting {variable_of(fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}"
+            )
         case OSError(strerror=str(reason), filename=str(file)):
             return f"{reason}: {file}"
+        case UnicodeEncodeError():
+            return f"Not text in UTF-8: {error.object!r}"
         case DBAPIError():
             return f"The database cannot be used: {str(error.orig).splitlines()[0]}"
     return str(error)

@@ -1,6 +1,6 @@
 """`kvmeter organizations`: who pays."""
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 from typing import Annotated
 
 import typer
@@ -20,6 +20,7 @@ from gateway.commands.options import (
 app = typer.Typer(help="Organisations: who pays.", no_args_is_help=True)
 
 NANOS_PER_USD = 1_000_000_000
+USD_MAX = 1_000_000_000  # of one top-up; keeps a few of them inside 64 bits of nano-dollars
 
 
 @app.command()
@@ -76,8 +77,10 @@ def _parse_usd(text: str) -> int:
     """A positive amount of dollars as whole nano-dollars."""
     try:
         nanos = Decimal(text) * NANOS_PER_USD
-    except InvalidOperation:
+    except DecimalException:
         raise CommandError(f"Not an amount in dollars: {text}") from None
     if not nanos.is_finite() or nanos <= 0 or nanos != nanos.to_integral_value():
         raise CommandError(f"Not a positive amount in whole nano-dollars: {text}")
+    if nanos > USD_MAX * NANOS_PER_USD:
+        raise CommandError(f"More than {USD_MAX:,} dollars at once: {text}")
     return int(nanos)

@@ -28,6 +28,9 @@ Role = Literal["user", "assistant", "system"]
 MAX_MESSAGES = 100_000  # the API's own limit
 MAX_TOP_K = 2**31 - 1  # larger than any vocabulary, and the engine link carries it
 MAX_STOP_SEQUENCES = 128  # each is looked for in every piece of output; nobody needs more
+MAX_SYSTEM_BLOCKS = 100_000  # they may be empty, so the context window does not bound them
+
+_UNKNOWN_FIELD = "unknown_field"  # where a fault about a field carries its name
 
 _Body = TypeVar("_Body", bound="PromptRequest")
 
@@ -36,19 +39,36 @@ def read_body(model: type[_Body], body: bytes, *, version: ApiVersion) -> _Body:
     """Read a JSON body as this model under this API version.
 
     Raises InvalidRequest that names the first fault as `<path>: <what is wrong>`.
+
+    The models below see to it that there are never many faults: a list stops at its first one, an
+    object tells one unknown field. A body of a few bytes a fault would fill the memory otherwise.
     """
     try:
         return model.model_validate_json(body, strict=True, context={"version": version})
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(str(part) for part in fault["loc"])
-        raise InvalidRequest(fault["msg"], path=path or None) from None
+        unknown = fault.get("ctx", {}).get(_UNKNOWN_FIELD)
+        loc = fault["loc"] if unknown is None else (*fault["loc"], unknown)
+        raise InvalidRequest(fault["msg"], path=".".join(map(str, loc)) or None) from None
 
 
 class Strict(BaseModel):
     """A wire object that takes exactly its own fields, and never changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # Unknown fields are taken in and then refused: "forbid" would make a fault of each.
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _refuse_unknown_field(self) -> Self:
+        _require_own_fields(self)
+        return self
+
+
+def _require_own_fields(model: BaseModel) -> None:
+    for name in model.model_extra or ():
+        raise PydanticCustomError(
+            "extra_forbidden", "Extra inputs are not permitted", {_UNKNOWN_FIELD: name}
+        )
 
 
 def _refuse_unless_absent(value: object) -> None:
@@ -109,6 +129,7 @@ class UnsupportedBlock(BaseModel):
 
     @model_validator(mode="after")
     def _refuse(self) -> Self:
+        _require_own_fields(self)
         raise PydanticCustomError(
             "unsupported", "This server does not support {kind} blocks yet", {"kind": self.type}
         )
@@ -117,7 +138,7 @@ class UnsupportedBlock(BaseModel):
 class ThinkingBlock(UnsupportedBlock):
     """A thinking block passed back; the API takes no marker on it, and says so first."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     type: Literal["thinking"]
     thinking: str
@@ -127,7 +148,7 @@ class ThinkingBlock(UnsupportedBlock):
 class RedactedThinkingBlock(UnsupportedBlock):
     """A redacted thinking block passed back; see ThinkingBlock."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     type: Literal["redacted_thinking"]
     data: str
@@ -158,7 +179,12 @@ ContentBlock = Annotated[
     Field(discriminator="type"),
 ]
 Content = Annotated[tuple[ContentBlock, ...], FailFast(), BeforeValidator(_as_blocks)]
-System = Annotated[tuple[TextBlock, ...] | None, BeforeValidator(_as_blocks)]
+System = Annotated[
+    tuple[TextBlock, ...] | None,
+    FailFast(),
+    Field(max_length=MAX_SYSTEM_BLOCKS),
+    BeforeValidator(_as_blocks),
+]
 
 
 class Message(Strict):
@@ -215,14 +241,13 @@ class MessagesRequest(PromptRequest):
 
     max_tokens: Annotated[int, Field(ge=0)]
     stream: bool | None = None
-    stop_sequences: (
-        Annotated[
-            tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=MAX_STOP_SEQUENCES)
-        ]
-        | None
-    ) = None
+    stop_sequences: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...] | None,
+        FailFast(),
+        Field(max_length=MAX_STOP_SEQUENCES),
+    ] = None
     temperature: Annotated[float | None, Field(ge=0, le=1), SAMPLING_FIELD] = None
-    top_p: Annotated[float | None, Field(ge=0, le=1), SAMPLING_FIELD] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1), SAMPLING_FIELD] = None
     top_k: Annotated[int | None, Field(ge=0, le=MAX_TOP_K), SAMPLING_FIELD] = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

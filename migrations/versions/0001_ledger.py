@@ -167,6 +167,7 @@ TABLES = (
         status TEXT NOT NULL,
         stop_reason TEXT,
         error_type TEXT,
+        release_reason TEXT,
         started_at_ms BIGINT NOT NULL,
         first_token_at_ms BIGINT,
         ended_at_ms BIGINT NOT NULL,
@@ -182,6 +183,8 @@ TABLES = (
         CONSTRAINT pk_requests PRIMARY KEY (id),
         CONSTRAINT ck_requests_status CHECK (status IN ('completed', 'aborted', 'failed',
             'released')),
+        CONSTRAINT ck_requests_release_reason CHECK ((status = 'released') = (release_reason IS NOT
+            NULL)),
         CONSTRAINT ck_requests_stream CHECK (stream IN (0, 1)),
         CONSTRAINT ck_requests_not_negative CHECK (input_tokens >= 0 AND cache_read_tokens >= 0 AND
             cache_write_5m_tokens >= 0 AND cache_write_1h_tokens >= 0 AND output_tokens >= 0 AND

@@ -39,6 +39,34 @@ def check_names(conn: Connection) -> dict[str, dict[str | None, str]]:
     }
 
 
+def test_a_ledger_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    database = Database(f"sqlite:///{path}")
+    with pytest.raises(DatabaseNotMigrated):
+        database.require_migrated()  # opens it, and so makes it
+
+    migrate(f"sqlite:///{path}")
+
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    database.close()
+
+
+def test_another_process_that_comes_and_goes_leaves_the_log_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    migrate(f"sqlite:///{path}")
+    database = Database(f"sqlite:///{path}")
+    database.write_now(lambda conn: conn.exec_driver_sql("CREATE TABLE ours (x)"))
+    database.require_migrated()
+
+    other = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('CREATE TABLE theirs (x)')"
+    subprocess.run([sys.executable, "-c", other, str(path)], check=True)
+
+    assert path.with_name("ledger.sqlite3-wal").exists(), "deleted under an open connection"
+    tables = database.read_now(lambda conn: inspect(conn).get_table_names())
+    assert {"ours", "theirs"} <= set(tables)
+    database.close()
+
+
 def test_a_migrated_database_has_exactly_the_tables_of_the_code(empty_url: str) -> None:
     migrate(empty_url)
 

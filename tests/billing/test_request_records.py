@@ -66,8 +66,8 @@ def test_a_released_request_says_why(books: Books) -> None:
     )
     record = books.database.read_now(lambda conn: request_record(conn, hold.request_id))
 
-    assert (record.status, record.error_type, record.ended_at_ms) == (
-        "released", "overloaded", NOW_MS + 9,
+    assert (record.status, record.release_reason, record.error_type, record.ended_at_ms) == (
+        "released", "overloaded", None, NOW_MS + 9,
     )  # fmt: skip
     assert record.engine is None
 

@@ -10,7 +10,7 @@ from billing.errors import HoldNotFound, InconsistentFacts
 from billing.facts import GrantFact
 from billing.ledger import balance, top_up
 from billing.meters import Meter, Quantities, WritePoint
-from billing.settlement import charge, release, settle
+from billing.settlement import charge_due, release, settle
 from tests.billing.books import NOW_MS, Books, engine_facts, make_books
 
 WRITE = WritePoint(8, "5m", "key-8")
@@ -183,6 +183,8 @@ def test_facts_that_contradict_the_hold_leave_it_open(books: Books) -> None:
 
     with pytest.raises(InconsistentFacts, match="prompt is 11, not 10"):
         books.settle(hold, prompt_tokens=11, tokens_computed=11)
+    with pytest.raises(InconsistentFacts, match="output"):
+        books.settle(hold, output_tokens=hold.max_tokens + 1)
 
     books.settle(hold)
     books.assert_sound()
@@ -203,9 +205,9 @@ REFRESHED = (GrantFact(8, True, "refreshed", committed=True),)
         ({"finish_reason": "finished"}, PAID),
         ({"finish_reason": "aborted"}, PAID),
         ({"finish_reason": "aborted", "output_tokens": 0}, replace(PAID, output=0)),
-        ({"finish_reason": "error"}, PAID),
+        ({"finish_reason": "error"}, None),
         ({"finish_reason": "error", "output_tokens": 0}, None),
-        ({"finish_reason": "engine_lost"}, PAID),
+        ({"finish_reason": "engine_lost"}, None),
         ({"finish_reason": "engine_lost", "output_tokens": 0}, None),
         ({"grants": REFRESHED}, PAID),
         ({"grants": UNCOMMITTED}, replace(PAID, input=8, cache_write_5m=0)),
@@ -214,13 +216,32 @@ REFRESHED = (GrantFact(8, True, "refreshed", committed=True),)
     ],
 )
 def test_who_is_charged_what(changes: dict[str, object], expected: Quantities | None) -> None:
-    due = charge(HOLD, engine_facts(HOLD, **changes))
+    due = charge_due(HOLD, engine_facts(HOLD, **changes))
 
     assert (due.quantities if due else None) == expected
 
 
-def test_a_request_that_was_never_admitted_owes_nothing() -> None:
-    assert charge(HOLD, None) is None
+@pytest.mark.parametrize("reason", ["error", "engine_lost"])
+def test_a_failed_stream_pays_for_what_it_was_sent_and_a_failed_message_pays_nothing(
+    reason: str,
+) -> None:
+    facts = engine_facts(HOLD, finish_reason=reason)
+
+    due = charge_due(replace(HOLD, stream=True), facts)
+
+    assert due is not None
+    assert due.quantities == PAID
+    assert charge_due(HOLD, facts) is None
+
+
+def test_what_was_never_answered_is_paid_for_only_as_far_as_it_was_streamed() -> None:
+    facts = engine_facts(HOLD, finish_reason="aborted")
+
+    due = charge_due(replace(HOLD, stream=True), facts, answered=False)
+
+    assert due is not None
+    assert due.quantities == PAID
+    assert charge_due(HOLD, facts, answered=False) is None
 
 
 def test_a_failed_request_keeps_its_engine_record_and_costs_nothing(books: Books) -> None:
@@ -234,7 +255,7 @@ def test_a_failed_request_keeps_its_engine_record_and_costs_nothing(books: Books
 
 
 def test_a_recovered_request_is_booked_later_than_it_happened(books: Books) -> None:
-    hold = books.open()
+    hold = books.open(stream=True)
     books.database.write_now(
         lambda conn: settle(
             conn,

@@ -78,7 +78,10 @@ def test_sound_books_have_no_problem(books: Books) -> None:
         (
             "requests",
             "input_tokens = 1, cache_write_5m_tokens = 5",
-            ["Request req_1 has other quantities than its transfers."],
+            [
+                "Request req_1 has other quantities than its transfers.",
+                "Request req_1 bills other cache tokens than its read and its writes come to.",
+            ],
         ),
         ("requests", "charged_nanos = 5", ["Request req_1 was charged 5, posted 97200."]),
         (
@@ -90,6 +93,16 @@ def test_sound_books_have_no_problem(books: Books) -> None:
             "kv_records",
             "output_tokens = 4",
             ["Request req_1 bills 5 output tokens, the engine says 4."],
+        ),
+        (
+            "kv_records",
+            "grants = replace(grants, 'true}', 'false}')",
+            ["Request req_1 bills a write of 8 tokens that the engine did not pin."],
+        ),
+        (
+            "requests",
+            "writes = '[]'",
+            ["Request req_1 bills other cache tokens than its read and its writes come to."],
         ),
         (
             "holds",

@@ -25,7 +25,7 @@ CONFIG = small_config()
         ({"breakpoints": (Breakpoint(5, -1, True),)}, "negative ttl: -1"),
         ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
         ({"sampling": Sampling(temperature=-0.1)}, "temperature"),
-        ({"sampling": Sampling(top_p=0.0)}, "top_p"),
+        ({"sampling": Sampling(top_p=-0.1)}, "top_p"),
         ({"sampling": Sampling(top_k=-1)}, "top_k"),
     ],
 )

@@ -2,7 +2,7 @@ import asyncio
 import gc
 import socket
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -349,6 +349,7 @@ def messages_until_the_end(link):
         (encode_client(Hello()), "one hello"),
         (encode_client(Finish("req_1", -1)), "negative"),
         (encode_client(Lookup(1, ("req",) * 5_000)), "at most 4096"),
+        (encode_client(Submit(generate_request("x" * 257))), "at most 256"),
     ],
 )
 def test_what_is_no_message_ends_its_link_with_a_reason(engine, data, reason):
@@ -384,6 +385,35 @@ def test_no_message_ends_the_engine(engine, message):
         link.sendall(encode_client(message))
         link.shutdown(socket.SHUT_WR)
         messages_until_the_end(link)
+
+
+def test_a_request_id_longer_than_half_a_frame_does_not_end_the_engine(engine):
+    with raw_link(engine) as link, suppress(OSError):  # the second use is answered with it twice
+        link.sendall(encode_client(Submit(generate_request("x" * (33 << 20)))) * 2)
+    with raw_link(engine) as link:
+        link.shutdown(socket.SHUT_WR)
+        assert messages_until_the_end(link) == [Hello(info=engine.info)]
+
+
+def test_a_link_that_asks_and_does_not_read_is_dropped_early(engine):
+    asked = 0
+    stats = engine.core.stats
+
+    def counted():
+        nonlocal asked
+        asked += 1
+        return stats()
+
+    engine.core.stats = counted
+    with raw_link(engine) as greedy, suppress(OSError):
+        for _ in range(40):
+            greedy.sendall(encode_client(Stats(1)) * 10_000)
+    with raw_link(engine) as link:  # is served after all that the other one asked
+        link.sendall(encode_client(Stats(2)))
+        link.shutdown(socket.SHUT_WR)
+        messages_until_the_end(link)
+
+    assert asked < 100_000
 
 
 async def test_a_cut_frame_ends_with_its_link(engine):

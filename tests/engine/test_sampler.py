@@ -30,6 +30,8 @@ def draws(sampling: Sampling, count: int, *, logits: torch.Tensor = LOGITS) -> l
         Sampling(temperature=1.0, top_p=1e-9),
         Sampling(temperature=1.0, top_p=0.0),
         Sampling(temperature=1e-6),
+        Sampling(temperature=1e-320),
+        Sampling(temperature=5e-324, top_p=0.5),
     ],
 )
 def test_greedy_in_every_disguise_takes_the_likeliest_token(sampling: Sampling) -> None:

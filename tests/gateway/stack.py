@@ -124,10 +124,10 @@ class Stack:
         """The gateway's wall clock; the engine's is the same one, with another zero."""
         return EPOCH_MS + self.clock()
 
-    def start_engine(self) -> None:
-        """Start the engine, or start it again on the same journal."""
+    def start_engine(self, **changes: Any) -> None:
+        """Start the engine, or start it again on the same journal; `changes` are what it is."""
         self.runner.revive()
-        info = {"model_id": MODEL, "stop_token_ids": (END_OF_TURN,)}
+        info = {"model_id": MODEL, "stop_token_ids": (END_OF_TURN,)} | changes
         self.engine = self._engine_life.enter_context(
             running_engine(self.runner, self.config, self.clock, self.folder, info=info)
         )

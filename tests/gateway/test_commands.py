@@ -97,6 +97,9 @@ def test_a_top_up_is_in_the_books(migrated: Run) -> None:
         (("organizations", "top-up", "org_x", "--usd", "much"), "much"),
         (("organizations", "top-up", "org_x", "--usd", "-1"), "-1"),
         (("organizations", "top-up", "org_x", "--usd", "0.0000000001"), "0.0000000001"),
+        (("organizations", "top-up", "org_x", "--usd", "1e20"), "1e20"),
+        (("organizations", "top-up", "org_x", "--usd", "1e999999999"), "1e999999999"),
+        (("organizations", "create", "--name", "\udcff"), "UTF-8"),
         (("report", "usage", "--since", "yesterday"), "yesterday"),
     ],
 )
@@ -114,7 +117,16 @@ def test_a_database_without_schema_names_the_cure(run: Run, arguments: tuple[str
 def test_a_setting_that_makes_no_sense_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVMETER_CACHE_MIN_TOKENS", "few")
 
-    assert "CACHE_MIN_TOKENS" in run("keys", "list", fails=True)
+    assert "KVMETER_CACHE_MIN_TOKENS" in run("keys", "list", fails=True)
+
+
+def test_an_engine_address_that_is_none_is_named(
+    migrated: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORT", "0")
+    monkeypatch.setenv("KVMETER_ENGINE_URL", "carrier-pigeon")
+
+    assert "carrier-pigeon" in migrated("gateway", fails=True)
 
 
 def test_an_empty_report_is_a_table_and_a_list(migrated: Run) -> None:

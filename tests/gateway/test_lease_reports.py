@@ -11,8 +11,8 @@ from billing.lease_reports import pin_costs
 from billing.price_cards import PriceCard, publish
 from billing.verification import verify
 from engine.client import GenerateRequest
-from gateway.admission import Admission, admit, place_order
 from gateway.intake import take_in
+from gateway.orders import HeldOrder, hold_order, place_order
 from gateway.wire.request import MessagesRequest
 from tests.gateway.front import KEY, NOW_MS, Front, front
 from tests.gateway.stack import RATES, Stack, running_stack
@@ -85,24 +85,24 @@ async def generate_request(gateway: Front) -> GenerateRequest:
     """What the engine would be asked for BODY."""
     wire = MessagesRequest.model_validate({"model": "wt", "max_tokens": 5, **BODY})
     intake = await take_in(wire, catalog=gateway.parts.catalog)
-    engine = gateway.engine.info
-    assert engine is not None
+    engine_info = gateway.engine.info
+    assert engine_info is not None
 
-    def write(conn: Connection) -> Admission | list[Any]:
+    def write(conn: Connection) -> HeldOrder | list[Any]:
         caller = find_caller(conn, KEY)
         assert caller is not None
         order = place_order(
             wire,
             intake,
             caller=caller,
-            engine=engine,
+            engine_info=engine_info,
             request_id="req_1",
             message_id="msg_1",
             ignore_eos=False,
             started_at_ms=NOW_MS,
         )
-        return admit(conn, order, parts=gateway.parts, may_wait=True)
+        return hold_order(conn, order, parts=gateway.parts, may_wait=True)
 
-    admission = gateway.parts.database.write_now(write)
-    assert isinstance(admission, Admission)
-    return admission.request
+    held = gateway.parts.database.write_now(write)
+    assert isinstance(held, HeldOrder)
+    return held.request

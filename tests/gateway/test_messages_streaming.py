@@ -99,7 +99,7 @@ def test_an_engine_that_fails_before_the_first_token_costs_nothing(stack: Stack,
 
     if stream:
         events = events_of(stack, ask(system=SYSTEM))
-        assert [event["type"] for event in events] == ["message_start", "error"]
+        assert {event["type"] for event in events} - {"ping"} == {"message_start", "error"}
         error = events[-1]
     else:
         response = stack.post(ask(system=SYSTEM))

@@ -73,6 +73,7 @@ def test_a_stream_that_loses_its_engine_is_settled_from_the_journal(stack: Stack
     stack.start_engine()
     record = wait_recovered(stack, reader.request_id)
     assert (record["status"], record["engine"]["finish_reason"]) == ("failed", "engine_lost")
+    assert (record["error_type"], record["release_reason"]) == ("overloaded_error", None)
     assert record["usage"]["output_tokens"] >= reader.num_deltas
     assert split_of_usage(record["usage"]) == Split(w5=2000, input=30)
 
@@ -99,7 +100,7 @@ def test_a_whole_message_that_loses_its_engine_is_overloaded(stack: Stack):
     assert answer.result().status_code == 529
     stack.start_engine()
     record = wait_recovered(stack, answer.result().headers["request-id"])
-    assert record["status"] == "failed"
+    assert (record["status"], record["postings"]) == ("failed", [])
 
 
 def test_without_an_engine_a_request_waits_a_little_and_holds_nothing(stack: Stack):
@@ -111,6 +112,24 @@ def test_without_an_engine_a_request_waits_a_little_and_holds_nothing(stack: Sta
     assert response.json()["error"]["type"] == "overloaded_error"
     assert stack.open_holds() == []
     stack.start_engine()
+
+
+def test_an_engine_with_other_weights_is_not_sold_as_this_model(stack: Stack):
+    assert split_of(stack.post(ASK | {"max_tokens": 1})) == Split(w5=2000, input=30)
+    stack.stop_engine()
+    stack.start_engine(weights_digest="1" * 64)
+    stack.wait_until(lambda: "other weights" in stack.http().get("/readyz").text)
+
+    response = stack.post(ASK)
+
+    assert response.status_code == 529
+    assert response.json()["error"]["type"] == "overloaded_error"
+    assert "another model" in response.json()["error"]["message"]
+    assert stack.http().get(f"/v1/kvmeter/requests/{response.headers['request-id']}").is_error
+    stack.stop_engine()
+    stack.start_engine()
+    stack.wait_until(lambda: "engine:" not in stack.http().get("/readyz").text)
+    assert split_of(stack.post(ASK | {"max_tokens": 1})) == Split(read=2000, input=30)
 
 
 def test_an_engine_that_stops_in_order_ends_its_requests(stack: Stack):
@@ -151,6 +170,7 @@ def test_a_killed_gateways_request_that_the_engine_never_saw_costs_nothing(stack
 
     record = wait_recovered(stack, reader.request_id)
     assert (record["status"], record["postings"]) == ("released", [])
+    assert (record["release_reason"], record["error_type"]) == ("never_admitted", None)
     stack.runner.pace_seconds = 0
     assert split_of(stack.post(ASK | {"max_tokens": 1})) == Split(w5=2000, input=30)
 
@@ -212,7 +232,26 @@ def test_an_answer_that_cannot_be_settled_is_no_success(refusing: Stack, stream:
 
     assert last["error"]["type"] == "overloaded_error"
     record = wait_recovered(refusing, last["request_id"])
-    assert (record["status"], record["usage"]["output_tokens"]) == ("completed", 2)
+    assert record["engine"]["output_tokens"] == 2
+    # A stream has sent its text; of a whole message the client has nothing, and may ask again.
+    assert record["status"] == ("completed" if stream else "failed")
+    assert record["usage"]["output_tokens"] == (2 if stream else 0)
+    again = refusing.post(ASK | {"max_tokens": 2})
+    assert split_of(again) == (Split(read=2000, input=30) if stream else Split(w5=2000, input=30))
+
+
+def test_a_whole_message_of_a_killed_gateway_costs_nothing(stack: Stack):
+    with stack.in_background(ASK) as answer:
+        stack.wait_until(lambda: stack.runner.num_steps > 4)
+        (request_id,) = stack.open_holds()
+        stack.kill_gateway()
+    assert answer.exception() is not None or answer.result().is_error
+
+    stack.start_gateway(boot_id="gw_two")
+
+    record = wait_recovered(stack, request_id)
+    assert (record["status"], record["postings"]) == ("failed", [])
+    assert record["engine"]["output_tokens"] > 0
 
 
 class LateDatabase(RefusingDatabase):
@@ -240,11 +279,12 @@ def test_what_follows_a_stop_string_costs_nothing_though_the_engine_never_heard(
     late: Stack, refusals: int
 ):
     late.database.refusals = refusals
-    with late.in_background(ASK | {"max_tokens": 5, "stop_sequences": ["two"]}) as answer:
+    body = ASK | {"max_tokens": 5, "stop_sequences": ["two"], "stream": True}
+    with late.in_background(body) as answer:
         late.wait_until(lambda: late.runner.num_steps > 0 and not late.engine.core.has_work)
         late.database.engine_is_done.set()
 
-    assert answer.result().status_code == (529 if refusals else 200)
+    assert ("event: error" in answer.result().text) == (refusals > 0)
     record = wait_recovered(late, answer.result().headers["request-id"])
     assert record["usage"]["output_tokens"] == 2
     assert (record["engine"]["output_tokens"], record["engine"]["overrun_tokens"]) == (2, 3)

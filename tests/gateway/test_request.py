@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.errors import InvalidRequest
 from gateway.wire.request import MessagesRequest, read_body
@@ -43,6 +44,7 @@ def test_what_the_sdk_passes_back_is_accepted() -> None:
         ({"stream": "yes"}, "stream: Input should be a valid boolean"),
         ({"stop_sequences": [""]}, "stop_sequences.0: String should have at least 1 character"),
         ({"temperature": 1.5}, "temperature: Input should be less than or equal to 1"),
+        ({"top_p": 0}, "top_p: Input should be greater than 0"),
         ({"top_k": 2**31}, "top_k: Input should be less than or equal to 2147483647"),
         ({"messages": 5}, "messages: Input should be a valid array"),
         (
@@ -147,3 +149,27 @@ def test_max_tokens_is_required() -> None:
 def test_malformed_json_is_an_invalid_request(bad: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"^Invalid JSON: "):
         read_body(MessagesRequest, bad, version="2023-06-01")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"system": [' + b"0," * 500_000 + b"0]}",
+        b'{"stop_sequences": [' + b"0," * 500_000 + b"0]}",
+        b"{" + b",".join(b'"%x": 1' % i for i in range(200_000)) + b"}",
+        b'{"system": [{%s}]}' % b",".join(b'"%x": 1' % i for i in range(200_000)),
+        b'{"messages": [{"role": "user", "content": [{"type": "thinking", %s}]}]}'
+        % b",".join(b'"%x": 1' % i for i in range(200_000)),
+    ],
+    ids=["system", "stop_sequences", "unknown fields", "unknown fields of a block", "thinking"],
+)
+def test_a_body_full_of_faults_makes_only_a_few_errors(body: bytes) -> None:
+    with pytest.raises(ValidationError) as refused:
+        MessagesRequest.model_validate_json(body, strict=True, context={"version": "2023-06-01"})
+
+    assert refused.value.error_count() < 10
+
+
+def test_system_blocks_are_bounded_though_they_may_be_empty() -> None:
+    with pytest.raises(InvalidRequest, match=r"^system: Tuple should have at most 100000 items"):
+        read(system=[text("")] * 100_001)

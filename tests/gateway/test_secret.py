@@ -2,7 +2,9 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gateway.secret import SECRET_BYTES, load_server_secret, namespace
+import pytest
+
+from gateway.secret import SECRET_BYTES, ServerSecretError, load_server_secret, namespace
 
 CALLER = {
     "organization_id": "org_1",
@@ -21,6 +23,15 @@ def test_the_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert load_server_secret(path) == made
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in path.parent.iterdir()] == ["server-secret"]
+
+
+@pytest.mark.parametrize("left", [0, SECRET_BYTES - 1])
+def test_a_secret_that_was_cut_is_none(tmp_path: Path, left: int) -> None:
+    path = tmp_path / "server-secret"
+    path.write_bytes(load_server_secret(path)[:left])
+
+    with pytest.raises(ServerSecretError, match="server-secret is damaged"):
+        load_server_secret(path)
 
 
 def test_many_first_starts_agree_on_one_secret(tmp_path: Path) -> None:

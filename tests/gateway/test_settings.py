@@ -43,3 +43,25 @@ def test_redis_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 
     with pytest.raises(ValidationError, match="KVMETER_REDIS_URL is not supported yet"):
         Settings()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1e3", "99999999999999999999"])
+@pytest.mark.parametrize("name", ["KVMETER_CACHE_TTL_5M_SECONDS", "KVMETER_CACHE_TTL_1H_SECONDS"])
+def test_a_lifetime_that_no_clock_can_count_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(ValidationError):
+        Settings()
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300"])
+@pytest.mark.parametrize("name", ["KVMETER_PING_SECONDS", "KVMETER_ENGINE_WAIT_SECONDS"])
+def test_a_wait_that_no_timer_can_keep_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(ValidationError):
+        Settings()

@@ -16,9 +16,8 @@ from billing.meters import Meter
 from billing.settlement import release
 from billing.verification import verify
 from engine.plan import Plan
-from gateway.admission import AWAITED_MS_MAX
-from gateway.errors import Overloaded
-from gateway.waiting import WAITING_MAX, EntryWait, WaitingRoom
+from gateway.orders import AWAITED_MS_MAX
+from gateway.waiting import WAITING_MAX, EntryWait, WaitingRoom, WaitingRoomFull
 from tests.gateway.books import assert_books_agree
 from tests.gateway.stack import PATIENCE_SECONDS, MortalRunner, Stack, running_stack, word_config
 from tests.gateway.talk import Split, read_events, split_of, text, user
@@ -207,9 +206,9 @@ def left_by_another_process(stack: Stack) -> str:
 
 
 def release_foreign(stack: Stack) -> None:
-    now_ms = stack.now_ms()
+    ended_at_ms = stack.now_ms()
     stack.database.write_now(
-        lambda conn: release(conn, request_id="req_foreign", reason="test", ended_at_ms=now_ms)
+        lambda conn: release(conn, request_id="req_foreign", reason="x", ended_at_ms=ended_at_ms)
     )
 
 
@@ -256,7 +255,7 @@ def test_a_full_waiting_room_refuses():
             for _ in range(WAITING_MAX):
                 seats.enter_context(room.seat(["req_leader"], asyncio.Event()))
             wait = EntryWait(room, boot_id="gw_one", seconds=30)
-            with pytest.raises(Overloaded):
+            with pytest.raises(WaitingRoomFull):
                 await wait.until_changed([PendingEntry("key", 1000, "req_leader", "gw_one")])
 
     asyncio.run(wait())

@@ -1,4 +1,4 @@
-"""From a sound request to a hold: the output budget, the worst case, transaction 1."""
+"""Orders: a sound request within the engine's limits, and transaction 1, which takes its hold."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,8 @@ from billing.meters import TtlClass
 from billing.price_cards import card_in_force
 from billing.rating import worst_case_nanos
 from engine.client import Breakpoint, EngineInfo, GenerateRequest, Sampling
-from gateway.errors import InvalidRequest
+from gateway.catalog import ServedModel
+from gateway.errors import EngineReplaced, InvalidRequest
 from gateway.intake import Intake
 from gateway.lookup import CacheMatch, entries_to_wait_for, keys_to_look_up, match_entries
 from gateway.parts import Parts
@@ -28,22 +29,22 @@ AWAITED_MS_MAX = 90_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A request that can be admitted: read, rendered, and within the engine's limits.
+    """A request that can be held for: read, rendered, and within the engine's limits.
 
     entry_keys      one for each block of the prompt
     max_tokens      the output budget: what the client asked, clamped to what the window leaves
     ignore_eos      whether the output goes on to its budget whatever the model wants
-    started_at_ms   taken once, at arrival: every entry's lifetime runs from it
+    started_at_ms   taken once, when the body has arrived: every entry's lifetime runs from it
     """
 
     request_id: str
     message_id: str
     caller: Caller
     workspace_id: str
-    wire: MessagesRequest
+    body: MessagesRequest
     intake: Intake
     entry_keys: tuple[str, ...]
-    engine: EngineInfo
+    engine_info: EngineInfo
     max_tokens: int
     ignore_eos: bool
     started_at_ms: int
@@ -51,11 +52,11 @@ class Order:
     @property
     def is_clamped(self) -> bool:
         """Whether the window, not the client, bounds the output."""
-        return self.max_tokens < self.wire.max_tokens
+        return self.max_tokens < self.body.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class HeldOrder:
     """What transaction 1 left in the ledger, and what the engine is asked to do for it."""
 
     hold: Hold
@@ -63,23 +64,24 @@ class Admission:
 
 
 def place_order(
-    wire: MessagesRequest,
+    body: MessagesRequest,
     intake: Intake,
     *,
     caller: Caller,
-    engine: EngineInfo,
+    engine_info: EngineInfo,
     request_id: str,
     message_id: str,
     ignore_eos: bool,
     started_at_ms: int,
 ) -> Order:
-    """Check the request against the engine's limits. Raises InvalidRequest."""
+    """Check the request against the engine's limits. Raises InvalidRequest or EngineReplaced."""
     assert caller.workspace_id is not None, "only a customer key orders, and it has a workspace"
-    if wire.max_tokens == 0 and wire.stream:
+    require_model(engine_info, intake.model)
+    if body.max_tokens == 0 and body.stream:
         raise InvalidRequest("must be false when max_tokens is 0", path="stream")
     model = intake.model
     num_tokens = intake.rendered.num_tokens
-    window_tokens = min(model.context_window_tokens, engine.max_request_tokens)
+    window_tokens = min(model.context_window_tokens, engine_info.max_request_tokens)
     if num_tokens > window_tokens:
         raise InvalidRequest(f"prompt is too long: {num_tokens} tokens > {window_tokens} maximum")
     cache_scope = scope(
@@ -90,19 +92,25 @@ def place_order(
         message_id=message_id,
         caller=caller,
         workspace_id=caller.workspace_id,
-        wire=wire,
+        body=body,
         intake=intake,
         entry_keys=entry_keys(cache_scope, intake.rendered),
-        engine=engine,
-        max_tokens=min(wire.max_tokens, window_tokens - num_tokens),
+        engine_info=engine_info,
+        max_tokens=min(body.max_tokens, window_tokens - num_tokens),
         ignore_eos=ignore_eos,
         started_at_ms=started_at_ms,
     )
 
 
-def admit(
+def require_model(engine_info: EngineInfo, model: ServedModel) -> None:
+    """Sell no other model's work under this one's name and price. Raises EngineReplaced."""
+    if not model.is_run_by(engine_info):
+        raise EngineReplaced("The engine was started with another model; try again later")
+
+
+def hold_order(
     conn: Connection, order: Order, *, parts: Parts, may_wait: bool
-) -> Admission | list[PendingEntry]:
+) -> HeldOrder | list[PendingEntry]:
     """Transaction 1: find what is read, hold the worst case, leave pending entries, refresh.
 
     With `may_wait` it may find that others are about to write what the request could read: then it
@@ -128,7 +136,7 @@ def admit(
         refreshed_entry_keys=[entry.key for entry in match.read_entries],
         awaited_until_ms=now_ms + AWAITED_MS_MAX,
     )
-    return Admission(hold, _generate_request(order, match, parts=parts))
+    return HeldOrder(hold, _generate_request(order, match, parts=parts))
 
 
 def _hold(conn: Connection, order: Order, match: CacheMatch, *, parts: Parts) -> Hold:
@@ -148,13 +156,13 @@ def _hold(conn: Connection, order: Order, match: CacheMatch, *, parts: Parts) ->
         workspace_id=order.workspace_id,
         key_id=order.caller.key_id,
         model_id=model_id,
-        requested_model=order.wire.model,
+        requested_model=order.body.model,
         price_card_id=card.id,
         total_tokens=order.intake.rendered.num_tokens,
         read_tokens=match.read_tokens,
         max_tokens=order.max_tokens,
         writes=match.writes,
-        stream=bool(order.wire.stream),
+        stream=bool(order.body.stream),
         amount_nanos=amount_nanos,
         owner_boot_id=parts.boot_id,
         started_at_ms=order.started_at_ms,
@@ -188,19 +196,19 @@ def _generate_request(order: Order, match: CacheMatch, *, parts: Parts) -> Gener
         prompt=order.intake.rendered.tokens,
         max_tokens=order.max_tokens,
         read_tokens=match.read_tokens,
-        sampling=_sampling(order.wire, order.engine.default_sampling),
-        stop_token_ids=order.engine.stop_token_ids,
+        sampling=_sampling(order.body, order.engine_info.default_sampling),
+        stop_token_ids=order.engine_info.stop_token_ids,
         # Every read lies at or below A and every write above it, so this ascends strictly.
         breakpoints=(*reads, *writes),
         ignore_eos=order.ignore_eos,
     )
 
 
-def _sampling(wire: MessagesRequest, default: Sampling) -> Sampling:
+def _sampling(body: MessagesRequest, default: Sampling) -> Sampling:
     """The request's own fields; where it has none, the model's."""
     return Sampling(
-        temperature=default.temperature if wire.temperature is None else wire.temperature,
-        top_p=default.top_p if wire.top_p is None else wire.top_p,
-        top_k=default.top_k if wire.top_k is None else wire.top_k,
+        temperature=default.temperature if body.temperature is None else body.temperature,
+        top_p=default.top_p if body.top_p is None else body.top_p,
+        top_k=default.top_k if body.top_k is None else body.top_k,
         seed=default.seed,
     )
