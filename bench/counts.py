@@ -1,4 +1,4 @@
-"""What a client counted against what the engine wrote down: a figure whose counts differ is void."""
+"""What a client counted against what the engine wrote down: where they differ, no figure."""
 
 from engine.client import EngineRecord
 

@@ -82,9 +82,13 @@ class Engine:
         deadline = perf_counter() + START_SECONDS
         while self.client.info is None:
             if process.poll() is not None or perf_counter() > deadline:
-                log = Path(self._folder.name, "log").read_text(encoding="utf-8", errors="replace")
-                raise BenchError(f"the engine did not start: {log[-1_000:]}")
+                raise BenchError(f"the engine did not start: {self._log()}")
             await asyncio.sleep(0.05)
+
+    async def restart(self) -> None:
+        """Another process on the same folder: what is on disk is still there."""
+        await self.stop()
+        await self.start()
 
     async def stop(self) -> None:
         """End the process as an operator would."""
@@ -97,8 +101,11 @@ class Engine:
     async def ask(self, request: GenerateRequest, *, stop_at: int | None = None) -> Answer:
         """One request, timed and checked against its record; ended by the client at `stop_at`."""
         answer = Answer(Timing(perf_counter()))
-        async with asyncio.timeout(HANG_SECONDS):
-            await self._follow(request, answer, stop_at)
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                await self._follow(request, answer, stop_at)
+        except TimeoutError:
+            raise BenchError(f"{request.request_id} hangs") from None
         timing = answer.timing
         if answer.record is not None:
             check_counts(
@@ -136,6 +143,10 @@ class Engine:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         return self._process
+
+    def _log(self) -> str:
+        log = Path(self._folder.name, "log").read_text(encoding="utf-8", errors="replace")
+        return log[-1_000:]
 
     async def __aenter__(self) -> Self:
         try:

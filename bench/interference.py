@@ -70,9 +70,10 @@ async def measure(engine: Engine, long_tokens: int, outputs: int, number: int) -
 
 async def decoded(engine: Engine, num_tokens: int) -> None:
     """Wait until the engine has produced so many more tokens."""
-    start = (await engine.client.stats())["tokens_output_total"]
-    while (await engine.client.stats())["tokens_output_total"] < start + num_tokens:
+    start = produced = (await engine.client.stats())["tokens_output_total"]
+    while produced < start + num_tokens:
         await asyncio.sleep(0.01)
+        produced = (await engine.client.stats())["tokens_output_total"]
 
 
 def gaps(answer: Answer, begin_s: float, end_s: float) -> list[float]:

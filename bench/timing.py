@@ -1,5 +1,6 @@
 """What a client times, as `vllm bench serve` defines it: TTFT, TPOT, ITL, E2EL, goodput."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -45,6 +46,15 @@ def percentile(values: Iterable[float], percent: float) -> float:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """A 95 % confidence interval of the median, by order statistics."""
+    ordered = sorted(values)
+    reach = 0.98 * math.sqrt(len(ordered))
+    low = max(0, math.floor(len(ordered) / 2 - reach))
+    high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + reach))
+    return ordered[low], ordered[high]
 
 
 def goodput(timings: Sequence[Timing], *, seconds: float, ttft_ms: float, tpot_ms: float) -> float:
