@@ -1,7 +1,8 @@
 """The engine's memory beyond weights and KV with 10,000 live leases (full: about 3 min).
 
-Each lease pins one block of its own. What is left of the process's resident memory, once weights
-and pinned blocks are taken off, is Python, torch and the bookkeeping.
+Each lease pins one block of its own. What is left of the process's own memory, once weights and
+pinned blocks are taken off, is Python, torch and the bookkeeping. Mapped files (libraries, the
+weights' file) are shown apart: the kernel may drop their pages at any time.
 """
 
 import asyncio
@@ -30,9 +31,10 @@ async def body(options: Options) -> Report:
     flags = ("--kv-cache-memory", str(pool), "--lease-cap-bytes", str(num_leases * block_bytes))
     async with Engine(options.model, *flags) as engine:
         await warm_up(engine)
-        before = resident_bytes(engine.pid)
+        before = resident_bytes(engine.pid, "RssAnon")
         await pin(engine, num_leases)
-        after, stats = resident_bytes(engine.pid), await engine.client.stats()
+        after, files = (resident_bytes(engine.pid, kind) for kind in ("RssAnon", "RssFile"))
+        stats = await engine.client.stats()
         weights = weights_bytes(options, engine.info.dtype)
     if stats["leases_live"] != num_leases:
         raise BenchError(f"{stats['leases_live']:.0f} leases live of {num_leases}")
@@ -44,12 +46,13 @@ async def body(options: Options) -> Report:
         ("part", "MB", "at most"),
     )
     parts = {
-        "resident before the leases": before,
-        "resident with them": after,
+        "own memory before the leases": before,
+        "own memory with them": after,
         "weights": weights,
         "KV of the leases": kv,
         "beyond weights and KV": rest,
         "of which came with the leases": after - before - kv,
+        "mapped files": files,
     }
     for part, num_bytes in parts.items():
         limit = f"{MOST_MB}" if part.startswith("beyond") else ""

@@ -43,10 +43,10 @@ def process_cpu_seconds(pid: int) -> float:
     return sum(_times(_stat(str(pid)))[:2]) / _TICKS
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory of a live process that is in RAM."""
+def resident_bytes(pid: int, kind: str) -> int:
+    """Memory of a live process that is in RAM; `kind` is RssAnon, its own, or RssFile, mapped."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024
     return 0
 
