@@ -21,6 +21,7 @@ class Arguments:
     listen: str
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_queue_wait_seconds: int
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     scheduling: Scheduling
@@ -129,6 +130,13 @@ def _add_limits(add: Any) -> None:
         type=_count,
         metavar="N",
         default="2048",
+    )
+    add(
+        "--max-queue-wait-seconds",
+        "A request that waits longer is refused as overloaded.",
+        type=_count,
+        metavar="N",
+        default="60",
     )
     add(
         "--enable-prefix-caching",

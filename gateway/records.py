@@ -24,8 +24,9 @@ async def get_request(request_id: str, caller: AnyCaller, parts: TheParts) -> di
     A customer key sees its workspace's requests and those of the organisation's other workspaces;
     so does an admin key. Another organisation's request looks like one that never was.
     """
-    record = await parts.database.read(partial(request_record, request_id=request_id))
-    if record is None or record.organization_id != caller.organization_id:
+    query = partial(request_record, request_id=request_id, organization_id=caller.organization_id)
+    record = await parts.database.read(query)
+    if record is None:
         raise NotFound(f"request: {request_id}")
     return record_body(record)
 

@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from billing.errors import BillingError
 from engine.client import AddressError
 from gateway.commands import (
+    bench,
     engine,
     gateway,
     keys,
@@ -37,6 +38,7 @@ app.command("up", context_settings=engine.PASS_THROUGH)(up.up)
 app.command("gateway")(gateway.gateway)
 app.command("engine", context_settings=engine.WITHOUT_HELP)(engine.engine)
 app.command("migrate")(migrate.migrate)
+app.command("bench", help=bench.HELP, context_settings=engine.PASS_THROUGH)(bench.bench)
 app.add_typer(organizations.app, name="organizations")
 app.add_typer(workspaces.app, name="workspaces")
 app.add_typer(keys.app, name="keys")

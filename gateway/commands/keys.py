@@ -30,7 +30,7 @@ def create(
     ] = None,
     name: Annotated[str, typer.Option(help="A name to recognise it by.")] = "",
     admin: Annotated[
-        bool, typer.Option("--admin", help="Reads records of every organisation; no messages.")
+        bool, typer.Option("--admin", help="Reads the organisation's records; sends no messages.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

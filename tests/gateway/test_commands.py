@@ -125,6 +125,8 @@ def test_an_engine_address_that_is_none_is_named(
 ) -> None:
     monkeypatch.setenv("PORT", "0")
     monkeypatch.setenv("KVMETER_ENGINE_URL", "carrier-pigeon")
+    # It would leave this process's logging behind on a stream that ends with this test.
+    monkeypatch.setattr("gateway.commands.gateway.configure_logging", lambda **_: None)
 
     assert "carrier-pigeon" in migrated("gateway", fails=True)
 

@@ -99,7 +99,8 @@ def test_an_engine_that_fails_before_the_first_token_costs_nothing(stack: Stack,
 
     if stream:
         events = events_of(stack, ask(system=SYSTEM))
-        assert {event["type"] for event in events} - {"ping"} == {"message_start", "error"}
+        types = [event["type"] for event in events if event["type"] != "ping"]
+        assert types == ["message_start", "error"]
         error = events[-1]
     else:
         response = stack.post(ask(system=SYSTEM))

@@ -1,0 +1,81 @@
+"""What prefix caching costs where nothing is ever reused (full: about 10 min).
+
+Two engines, one with caching and one without, take turns at the same prompts, none of which was
+seen before. Wall time says what a client feels; processor time is steadier on a busy machine. A
+single reused token makes the figure void.
+"""
+
+import random
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from bench.counts import BenchError
+from bench.engines import Engine, ask_all, request, warm_up
+from bench.exhibit import Options, present
+from bench.machine import process_cpu_seconds
+from bench.report import Plot, Report
+from bench.timing import percentile
+from bench.workloads import token_ids
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 512, 16
+MOST_PERCENT = 2.0
+
+
+async def body(options: Options) -> Report:
+    """A B B A B A A B: who goes first changes, too."""
+    rounds, num_requests = (2, 4) if options.quick else (16, 16)
+    times: dict[str, list[dict[str, float]]] = {"on": [], "off": []}
+    async with (
+        Engine(options.model, "--enable-prefix-caching") as on,
+        Engine(options.model, "--no-enable-prefix-caching") as off,
+    ):
+        engines = {"on": on, "off": off}
+        for engine in engines.values():
+            await warm_up(engine)
+            await measure(engine, num_requests, "uncounted")
+        for number in range(rounds):
+            for name in sorted(engines, reverse=number % 2 == 0):
+                times[name].append(await measure(engines[name], num_requests, str(number)))
+    report = Report(
+        "Prefix caching at 0 % hits",
+        [f"fixed: {num_requests} x {PROMPT_TOKENS} in, {OUTPUT_TOKENS} out, all different"],
+        ("measure", "caching on, s", "caching off, s", "overhead", "quartiles", "at most"),
+    )
+    for measure_name in ("wall", "processor"):
+        report.rows.append(row(measure_name, times))
+    report.figures = {"rounds": times}
+    points: dict[str, list[tuple[float | str, float]]] = {
+        name: list(enumerate(run["processor"] for run in runs)) for name, runs in times.items()
+    }
+    report.plot = Plot("lines", "round", "processor seconds a round", points)
+    return report
+
+
+def row(name: str, times: dict[str, list[dict[str, float]]]) -> tuple[str | float, ...]:
+    """Medians, and the overhead as the median over pairs of neighbours."""
+    on, off = ([run[name] for run in times[arm]] for arm in ("on", "off"))
+    overheads = [100 * (a / b - 1) for a, b in zip(on, off, strict=True)]
+    low, high = percentile(overheads, 25), percentile(overheads, 75)
+    return (
+        name, median(on), median(off), f"{median(overheads):+.2f} %", f"{low:+.2f} {high:+.2f}",
+        f"{MOST_PERCENT} %",
+    )  # fmt: skip
+
+
+async def measure(engine: Engine, num_requests: int, salt: str) -> dict[str, Any]:
+    """Seconds for one burst."""
+    chance = random.Random(f"overhead:{salt}")
+    prompts = [token_ids(chance, PROMPT_TOKENS) for _ in range(num_requests)]
+    start_s, start_cpu = perf_counter(), process_cpu_seconds(engine.pid)
+    answers = await ask_all(engine, (request(prompt, OUTPUT_TOKENS) for prompt in prompts))
+    if any(a.facts.tokens_computed != PROMPT_TOKENS for a in answers):
+        raise BenchError("a prompt that nobody had seen was reused")
+    return {
+        "wall": perf_counter() - start_s,
+        "processor": process_cpu_seconds(engine.pid) - start_cpu,
+    }
+
+
+if __name__ == "__main__":
+    present(__doc__, body)

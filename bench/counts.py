@@ -1,0 +1,31 @@
+"""What a client counted against what the engine wrote down: where they differ, no figure."""
+
+from engine.client import EngineRecord
+
+
+class BenchError(Exception):
+    """A figure would not mean what it says; the exhibit ends with exit code 1."""
+
+
+class CountsDiffer(BenchError):
+    """The client and the engine's record disagree about tokens."""
+
+
+def check_counts(record: EngineRecord, *, prompt_tokens: int, seen_tokens: int) -> None:
+    """The record has the client's counts, and its facts add up. Raises CountsDiffer."""
+    facts = (
+        record.tokens_reused_promised
+        + record.tokens_reused_gift
+        + record.tokens_read_recomputed
+        + record.tokens_computed
+    )
+    expect(record.request_id, "prompt tokens", sent=prompt_tokens, recorded=record.prompt_tokens)
+    expect(record.request_id, "tokens of the four facts", sent=prompt_tokens, recorded=facts)
+    produced = record.output_tokens + record.overrun_tokens
+    expect(record.request_id, "output tokens", sent=seen_tokens, recorded=produced)
+
+
+def expect(request_id: str, what: str, *, sent: int, recorded: int) -> None:
+    """Two counts of one thing. Raises CountsDiffer."""
+    if sent != recorded:
+        raise CountsDiffer(f"{request_id}: {sent} {what} at the client, {recorded} in the record")

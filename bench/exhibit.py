@@ -1,0 +1,78 @@
+"""What every exhibit is run with: its command line, its folder, its exit code."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from bench.counts import BenchError
+from bench.machine import Foreign, describe
+from bench.report import Report, publish
+
+DEFAULT_MODEL = Path("var/models/smollm2-135m-instruct")
+DEFAULT_OUT = Path("var/bench")
+
+Options = argparse.Namespace
+Body = Callable[[Options], Awaitable[Report]]
+
+
+def present(
+    doc: str | None,
+    body: Body,
+    *,
+    extend: Callable[[argparse.ArgumentParser], object] | None = None,
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """Run an exhibit named by its file and publish its report.
+
+    `doc` is the exhibit's docstring: `--help` shows it. A figure that would not mean what it says
+    ends the process with one sentence and exit code 1, and nothing is written.
+    """
+    name = Path(sys.argv[0]).stem
+    assert doc is not None, "an exhibit says what it shows"
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = parser_of(name, doc)
+    if extend is not None:
+        extend(parser)
+    options = parser.parse_args(arguments)
+    foreign = Foreign()
+    try:
+        report = asyncio.run(run(body, options))
+    except* BenchError as group:
+        sys.exit("\n".join(f"{name}: {error}" for error in leaves(group)))
+    facts = {
+        "exhibit": name,
+        "command": " ".join(["python -m", f"bench.{name}", *arguments]),
+        "quick": options.quick,
+        "model": options.model.name,
+        **describe(),
+        "foreign_cores": foreign.cores(),
+    }
+    publish(report, name=name, folder=options.out, facts=facts)
+
+
+async def run(body: Body, options: Options) -> Report:
+    """The body as a coroutine, which is what asyncio starts with."""
+    return await body(options)
+
+
+def leaves(group: BaseExceptionGroup[BenchError]) -> list[BenchError]:
+    """The errors in a group of groups."""
+    found: list[BenchError] = []
+    for error in group.exceptions:
+        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+def parser_of(name: str, doc: str) -> argparse.ArgumentParser:
+    """The flags that every exhibit takes."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench.{name}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a look in under 30 s, no figure")
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="the model's folder")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where JSON and PNG go")
+    return parser

@@ -1,0 +1,94 @@
+"""The machine that figures are from, and how much of it others took meanwhile."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def describe() -> dict[str, Any]:
+    """Processor, cores, memory, versions, commit, date."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory_bytes / 2**30, 1),
+        "python": platform.python_version(),
+        "commit": _commit(),
+    }
+
+
+class Foreign:
+    """Cores used by processes that are neither this one nor its children, from start to `cores`."""
+
+    def __init__(self) -> None:
+        self._start = (perf_counter(), _busy_ticks(), _own_ticks())
+
+    def cores(self) -> float:
+        """The mean since the start; a quiet run has less than 0.15."""
+        start_s, busy, own = self._start
+        seconds = max(1e-9, perf_counter() - start_s)
+        ticks = (_busy_ticks() - busy) - (_own_ticks() - own)
+        return round(max(0.0, ticks / _TICKS / seconds), 2)
+
+
+def process_cpu_seconds(pid: int) -> float:
+    """Processor time of a live process, all its threads together."""
+    return sum(_times(_stat(str(pid)))[:2]) / _TICKS
+
+
+def resident_bytes(pid: int, kind: str) -> int:
+    """Memory of a live process that is in RAM; `kind` is RssAnon, its own, or RssFile, mapped."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{kind}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _busy_ticks() -> int:
+    first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]
+    values = [int(value) for value in first]
+    return sum(values[:3]) + sum(values[5:8])
+
+
+def _own_ticks() -> int:
+    """Ticks of this process and of all below it, ended children included."""
+    stats = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (stat := _stat(entry.name)):
+            stats[int(entry.name)] = stat
+    family = {os.getpid()}
+    while more := {pid for pid, s in stats.items() if int(s[1]) in family} - family:
+        family |= more
+    return sum(sum(_times(stats[pid])) for pid in family if pid in stats)
+
+
+def _stat(pid: str) -> list[str]:
+    """The fields of a process's stat after its name: state, parent and so on; empty if gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
+
+
+def _times(stat: list[str]) -> list[int]:
+    return [int(value) for value in stat[11:15]] or [0]

@@ -1,0 +1,167 @@
+"""W1, W2 and W3 over HTTP, against kvmeter and peers in turn (full: about 5 min, 3 a peer).
+
+    python -m bench.peers --peer vllm=http://127.0.0.1:8000 --peer llama=anthropic+http://…:8081
+
+W1: 64 requests at once. W2: one 3,000-token prefix for 32 requests, four at a time, then the same
+prefix again with other suffixes. W3: a single stream. Rounds are interleaved, A B A B, with texts
+that no server has seen; ratios are of medians. kvmeter's counts are checked in its records.
+"""
+
+import argparse
+import random
+from collections.abc import Callable, Coroutine
+from statistics import median
+from typing import Any
+
+import httpx
+
+from bench.counts import BenchError
+from bench.exhibit import Options, present
+from bench.installations import extend as name_installation
+from bench.installations import installation
+from bench.load import Ask, Reply, Target, send, send_all, wall_seconds
+from bench.report import Plot, Report
+from bench.timing import percentile
+from bench.workloads import load, words
+
+W2_PREFIX_TOKENS, W2_AT_ONCE = 3_000, 4
+FIGURES = {  # name: whether more is better
+    "W1 tok/s": True, "W1 TTFT p50 ms": False, "W1 TPOT p50 ms": False,
+    "W2 cold TTFT p50 ms": False, "W2 cold total s": False, "W2 warm TTFT p50 ms": False,
+    "W2 warm total s": False, "W3 decode tok/s": True, "W3 prefill tok/s": True,
+}  # fmt: skip
+Figures = dict[str, float]
+
+
+async def body(options: Options) -> Report:
+    """Every workload on every target, round by round."""
+    rounds = 1 if options.quick else options.rounds
+    runs: dict[str, list[Figures]] = {}
+    with installation(options) as ours:
+        targets = [ours.target(), *map(peer, options.peer)]
+        for number in range(-1, rounds):  # the first counts for nothing
+            for target in targets:
+                figures, replies = await run(target, str(number), quick=options.quick)
+                if target.name == "kvmeter":
+                    ours.check(replies)
+                if number >= 0 or options.quick:
+                    runs.setdefault(target.name, []).append(figures)
+            if options.quick:
+                break
+    return tell(runs, rounds)
+
+
+async def run(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
+    """All three workloads, one after the other."""
+    figures: Figures = {}
+    replies: list[Reply] = []
+    workloads: list[Callable[..., Coroutine[Any, Any, tuple[Figures, list[Reply]]]]]
+    workloads = [run_w1, run_w2, run_w3]
+    for workload in workloads:
+        more, came = await workload(target, salt, quick=quick)
+        figures |= more
+        replies += came
+    return figures, replies
+
+
+async def run_w1(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
+    """Everything at once."""
+    w1 = load("w1").first(8, shrink=8) if quick else load("w1")
+    asks = [
+        Ask(w1.text(i, salt=salt), job.output_tokens, system="Answer the question.")
+        for i, job in enumerate(w1.jobs)
+    ]
+    seconds, replies = await wall_seconds(lambda: send_all(target, asks, at_once=len(asks)))
+    return {
+        "W1 tok/s": sum(r.timing.output_tokens for r in replies) / seconds,
+        "W1 tokens short of those asked for": w1.output_tokens
+        - sum(r.timing.output_tokens for r in replies),
+        "W1 TTFT p50 ms": percentile([r.timing.ttft_ms for r in replies], 50),
+        "W1 TPOT p50 ms": percentile([r.timing.tpot_ms for r in replies], 50),
+    }, replies
+
+
+async def run_w2(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
+    """Cold, then warm."""
+    w2 = load("w2")
+    half = 4 if quick else len(w2.jobs) // 2
+    prefix = words(random.Random(f"w2 prefix {salt}"), 600 if quick else W2_PREFIX_TOKENS)
+    asks = [
+        Ask(w2.text(i, salt=salt), job.output_tokens, system=prefix, mark=True)
+        for i, job in enumerate(w2.jobs[: 2 * half])
+    ]
+    figures: Figures = {}
+    replies: list[Reply] = []
+    for arm, part in (("cold", asks[:half]), ("warm", asks[half:])):
+        seconds, came = await wall_seconds(
+            lambda part=part: send_all(target, part, at_once=W2_AT_ONCE)  # type: ignore[misc]
+        )
+        figures[f"W2 {arm} TTFT p50 ms"] = percentile([r.timing.ttft_ms for r in came], 50)
+        figures[f"W2 {arm} TTFT p95 ms"] = percentile([r.timing.ttft_ms for r in came], 95)
+        figures[f"W2 {arm} total s"] = seconds
+        figures[f"W2 {arm} cached tokens"] = sum(r.cached_tokens for r in came)
+        replies += came
+    return figures, replies
+
+
+async def run_w3(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
+    """One stream: decoding, then a long prompt."""
+    w3 = load("w3").first(2, shrink=8) if quick else load("w3")
+    decode, prefill = (
+        Ask(w3.text(i, salt=salt), job.output_tokens) for i, job in enumerate(w3.jobs)
+    )
+    first, second = await send(target, decode), await send(target, prefill)
+    return {
+        "W3 decode tok/s": 1000 / max(1e-9, first.timing.tpot_ms),
+        "W3 prefill tok/s": second.prompt_tokens / second.timing.ttft_ms * 1000,
+    }, [first, second]
+
+
+def peer(text: str) -> Target:
+    """NAME=URL or NAME=anthropic+URL; its model is the first that it lists."""
+    name, _, url = text.partition("=")
+    api, plus, rest = url.partition("+")
+    if not url or (plus and api not in ("anthropic", "openai")):
+        raise BenchError(f"not NAME=URL or NAME=anthropic+URL: {text}")
+    address = rest if plus else url
+    model = httpx.get(f"{address}/v1/models", timeout=30, trust_env=False)
+    model_id = model.raise_for_status().json()["data"][0]["id"]
+    if plus and api == "anthropic":
+        return Target(name, address, "anthropic", model_id, {"anthropic-version": "2023-06-01"})
+    return Target(name, address, "openai", model_id)
+
+
+def tell(runs: dict[str, list[Figures]], rounds: int) -> Report:
+    """Medians, and kvmeter over each peer; above 1 is better for kvmeter in every row."""
+    peers = [name for name in runs if name != "kvmeter"]
+    report = Report(
+        f"W1, W2, W3 over HTTP, median of {rounds}",
+        [load(name).lengths for name in ("w1", "w2", "w3")],
+        ("figure", *runs, *(f"better than {name}" for name in peers)),
+    )
+    for figure, more_is_better in FIGURES.items():
+        medians = {name: median(run[figure] for run in each) for name, each in runs.items()}
+        ratios = [medians["kvmeter"] / medians[name] for name in peers]
+        report.rows.append(
+            (figure, *medians.values(), *(r if more_is_better else 1 / r for r in ratios))
+        )
+    short = {name: each[0]["W1 tokens short of those asked for"] for name, each in runs.items()}
+    report.notes.append(f"W1 output tokens short of those asked for: {short}")
+    report.figures = dict(runs)
+    bars: dict[str, list[tuple[float | str, float]]] = {
+        name: [(f, median(r[f] for r in each)) for f in FIGURES if f.endswith("tok/s")]
+        for name, each in runs.items()
+    }
+    report.plot = Plot("bars", "", "tokens/s", bars)
+    return report
+
+
+def extend(parser: argparse.ArgumentParser) -> None:
+    """The exhibit's own flags."""
+    name_installation(parser)
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--rounds", type=int, default=3)
+
+
+if __name__ == "__main__":
+    present(__doc__, body, extend=extend)
