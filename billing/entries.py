@@ -1,9 +1,10 @@
 """Cache entries: the promise that a prefix will be read at the read price until it expires.
 
 A row belongs to the request that writes it: `pending` from its hold, `live` from the moment the
-engine has committed the prefix. Several requests may write one key at once and each pays, so each
-keeps its own row; readers see one entry a key, the longest-lived. So neither a later, shorter write
-nor the failure of one writer takes away what another paid for.
+engine has committed the prefix. Whoever meets a pending one may wait for it, until the deadline in
+its row. Those who did not wait write the same key too and each pays, so each keeps its own row;
+readers see one entry a key, the longest-lived. So neither a later, shorter write nor the failure of
+one writer takes away what another paid for.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from itertools import islice
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from billing.meters import TtlClass, WritePoint
-from billing.tables import cache_entries
+from billing.tables import cache_entries, holds
 
 # A request reads what was live when it began, and may look it up this much later: the engine or the
 # writer kept it waiting.
@@ -36,6 +37,16 @@ class Entry:
     expires_at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class PendingEntry:
+    """A prefix that a request is about to write, and which gateway process that request is in."""
+
+    key: str
+    tokens: int
+    request_id: str
+    owner_boot_id: str
+
+
 def find_live(conn: Connection, keys: Sequence[str], *, now_ms: int) -> dict[str, Entry]:
     """The live entries among these keys, however many."""
     live = select(cache_entries).where(_live, cache_entries.c.expires_at_ms > now_ms)
@@ -49,6 +60,30 @@ def find_live(conn: Connection, keys: Sequence[str], *, now_ms: int) -> dict[str
     }
 
 
+def find_pending(
+    conn: Connection, keys: Sequence[str], *, started_at_ms: int, now_ms: int
+) -> list[PendingEntry]:
+    """The pending entries among these keys that a request which started then may wait for.
+
+    Not those that would have expired before its start, nor those whose deadline has passed: their
+    writer may be dead.
+    """
+    awaited = (
+        select(cache_entries, holds.c.owner_boot_id)
+        .join(holds, holds.c.request_id == cache_entries.c.request_id)
+        .where(
+            cache_entries.c.state == "pending",
+            cache_entries.c.expires_at_ms > started_at_ms,
+            cache_entries.c.awaited_until_ms > now_ms,
+        )
+    )
+    return [
+        PendingEntry(row.entry_key, row.tokens, row.request_id, row.owner_boot_id)
+        for some in _chunks(keys)
+        for row in conn.execute(awaited.where(cache_entries.c.entry_key.in_(some)))
+    ]
+
+
 def write_pending(
     conn: Connection,
     request_id: str,
@@ -56,6 +91,7 @@ def write_pending(
     *,
     ttl_ms: Mapping[TtlClass, int],
     started_at_ms: int,
+    awaited_until_ms: int | None,
 ) -> None:
     """Note what a request will write; the lifetime counts from the request's start."""
     if not writes:
@@ -71,6 +107,7 @@ def write_pending(
                 "ttl_ms": ttl_ms[write.ttl_class],
                 "state": "pending",
                 "expires_at_ms": started_at_ms + ttl_ms[write.ttl_class],
+                "awaited_until_ms": awaited_until_ms,
             }
             for write in writes
         ],

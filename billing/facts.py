@@ -21,13 +21,17 @@ def is_failure(reason: FinishReason) -> TypeIs[FailureReason]:
 
 @dataclass(frozen=True, slots=True)
 class GrantFact:
-    """The engine's answer to one breakpoint; `committed` once its prefix is pinned."""
+    """The engine's answer to one breakpoint; `committed` once its prefix is pinned.
+
+    `lease_id` names the lease that it made or refreshed; what that costs is in the lease's reports.
+    """
 
     tokens: int
     write: bool
     outcome: GrantOutcome
     reason: str | None = None
     committed: bool = False
+    lease_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

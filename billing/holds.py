@@ -21,7 +21,8 @@ class Hold:
     """The worst case of a request, reserved until its true cost is known.
 
     `writes` are the breakpoints that ask for a cache write, not yet granted; `owner_boot_id` is the
-    gateway process that opened the hold: it tells a person whose an open one is, no code reads it.
+    gateway process that opened the hold: it tells whose an open one is, and whether a request that
+    waits for one of its entries will hear of it in the same process.
     """
 
     request_id: str
@@ -48,9 +49,11 @@ def open_hold(
     *,
     ttl_ms: Mapping[TtlClass, int],
     refreshed_entry_keys: Collection[str] = (),
+    awaited_until_ms: int | None = None,
 ) -> None:
     """Reserve the worst case, note the entries to be written, renew the entries that are read.
 
+    Others may wait for the entries to be written until `awaited_until_ms`; None: nobody does.
     Raises InsufficientBalance (prepaid only) or UnknownOrganization; then nothing is left behind.
     """
     account_id = _reserve(conn, hold)
@@ -78,7 +81,12 @@ def open_hold(
     )
     entries.refresh(conn, refreshed_entry_keys, started_at_ms=hold.started_at_ms)
     entries.write_pending(
-        conn, hold.request_id, hold.writes, ttl_ms=ttl_ms, started_at_ms=hold.started_at_ms
+        conn,
+        hold.request_id,
+        hold.writes,
+        ttl_ms=ttl_ms,
+        started_at_ms=hold.started_at_ms,
+        awaited_until_ms=awaited_until_ms,
     )
 
 

@@ -1,7 +1,7 @@
 """What is kept of a request: its final row and its engine record, and how both are read."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, insert, select
@@ -15,6 +15,7 @@ from billing.facts import (
     load_writes,
 )
 from billing.holds import Hold, find_hold
+from billing.lease_reports import LeaseReport, leases_of
 from billing.meters import Meter, Quantities, WritePoint
 from billing.rating import PricedLine
 from billing.tables import kv_records, requests, transfers
@@ -26,9 +27,10 @@ Status = Literal["in_progress", "completed", "aborted", "failed", "released"]
 class RequestRecord:
     """One request, as it can be checked: what was counted, at which rates, and what the engine did.
 
-    `writes` are the cache writes that were billed, `refused` those the engine refused. `error_type`
-    is what a failed request failed with, in the words of whoever answers the client;
-    `release_reason` why a released one was never admitted, in the engine's.
+    `writes` are the cache writes that were billed, `refused` those the engine refused; `leases` is
+    what the request made the engine pin, at its cost so far. `error_type` is what a failed request
+    failed with, in the words of whoever answers the client; `release_reason` why a released one was
+    never admitted, in the engine's.
     """
 
     request_id: str
@@ -53,13 +55,17 @@ class RequestRecord:
     refused: tuple[RefusedWrite, ...]
     postings: tuple[PricedLine, ...] = ()
     engine: EngineFacts | None = None
+    leases: tuple[LeaseReport, ...] = ()
 
 
 def request_record(conn: Connection, request_id: str) -> RequestRecord | None:
     """Everything kept of a request; an open hold is a request in progress."""
+    if "\0" in request_id:  # a client's text; PostgreSQL cannot even be asked for it
+        return None
     row = conn.execute(select(requests).where(requests.c.id == request_id)).one_or_none()
     if row is not None:
-        return _final(row, _postings(conn, request_id), _engine_facts(conn, request_id))
+        final = _final(row, _postings(conn, request_id), _engine_facts(conn, request_id))
+        return replace(final, leases=leases_of(conn, request_id))
     hold = find_hold(conn, request_id)
     return in_progress(hold) if hold is not None else None
 

@@ -121,6 +121,7 @@ cache_entries = table(
     integer("ttl_ms"),
     text("state"),
     integer("expires_at_ms"),
+    integer("awaited_until_ms", nullable=True),
     one_of("ttl_class", "5m", "1h"),
     one_of("state", "pending", "live"),
     CheckConstraint("tokens > 0 AND ttl_ms > 0", name="positive"),
@@ -247,6 +248,25 @@ kv_records = table(
     ),
 )
 
+# Totals of one lease so far. They never fall: the same totals for the same reason are one report.
+lease_reports = table(
+    "lease_reports",
+    text("lease_id", primary_key=True),
+    integer("idle_block_ms", primary_key=True),
+    integer("contended_block_ms", primary_key=True),
+    text("reason", primary_key=True),
+    text("request_id", ForeignKey("holds.request_id")),
+    text("entry_key", nullable=True),  # NULL: pinned again for an entry that the request read
+    integer("tokens"),
+    text("tier"),
+    integer("num_bytes"),
+    integer("reported_at_ms"),
+    one_of("reason", "refreshed", "expired", "unpinned", "lost", "dropped", "stopped"),
+    not_negative("idle_block_ms", "contended_block_ms", "tokens", "num_bytes"),
+    Index(None, "request_id"),
+    Index(None, "reported_at_ms"),
+)
+
 outbox = table(
     "outbox",
     text("id", primary_key=True),
@@ -263,4 +283,4 @@ outbox = table(
 )
 
 # Rows of these tables are facts: triggers refuse to update, delete, replace or truncate them.
-IMMUTABLE = (price_cards, price_rates, requests, transfers, kv_records)
+IMMUTABLE = (price_cards, price_rates, requests, transfers, kv_records, lease_reports)

@@ -18,7 +18,7 @@ from billing.ledger import Balance, trial_balance
 from billing.meters import Meter, Quantities, split
 from billing.money import amount_nanos
 from billing.records import quantities_of
-from billing.tables import holds, kv_records, price_rates, requests, transfers
+from billing.tables import holds, kv_records, lease_reports, price_rates, requests, transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Report:
 
 
 def verify(conn: Connection) -> Report:
-    """Compare accounts, transfers, requests, holds, prices and engine records with each other."""
+    """Compare accounts, transfers, requests, holds, prices and engine facts with each other."""
     balances = trial_balance(conn)
     problems = (
         *_account_problems(conn, balances),
@@ -44,6 +44,7 @@ def verify(conn: Connection) -> Report:
         *_request_problems(conn),
         *_hold_problems(conn, balances),
         *_engine_problems(conn),
+        *_lease_problems(conn),
     )
     return Report(problems, _row_counts(conn), tuple(open_holds(conn)))
 
@@ -192,6 +193,30 @@ def _fact_problems(row: Row[Any]) -> Iterator[str]:
             f"Request {row.id} bills {row.output_tokens} output tokens,"
             f" the engine says {row.produced_tokens}."
         )
+
+
+def _lease_problems(conn: Connection) -> Iterator[str]:
+    """The reports of one lease are of one breakpoint, and neither of its two totals ever falls."""
+    earlier: Row[Any] | None = None
+    rows = conn.execute(
+        select(lease_reports, holds.c.writes)
+        .join(holds, holds.c.request_id == lease_reports.c.request_id)
+        .order_by(
+            lease_reports.c.lease_id,
+            lease_reports.c.idle_block_ms,
+            lease_reports.c.contended_block_ms,
+        )
+    )
+    for row in rows:
+        keys = {write.tokens: write.entry_key for write in load_writes(row.writes)}
+        if row.entry_key != keys.get(row.tokens):
+            yield f"Lease {row.lease_id} is of another entry than its request wrote."
+        if earlier is not None and earlier.lease_id == row.lease_id:
+            if (earlier.request_id, earlier.tokens) != (row.request_id, row.tokens):
+                yield f"Lease {row.lease_id} is reported for two breakpoints."
+            if earlier.contended_block_ms > row.contended_block_ms:
+                yield f"Lease {row.lease_id} has a contended total that fell."
+        earlier = row
 
 
 def _sums(conn: Connection, key: Any, value: Any) -> defaultdict[str, int]:

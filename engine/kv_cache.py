@@ -43,6 +43,7 @@ class KVCache:
         device: torch.device,
     ) -> None:
         self.block_size = block_size
+        self.device = device
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim = config.head_dim
         layers = config.num_hidden_layers
@@ -73,7 +74,7 @@ class KVCache:
 
     def snapshot(self, blocks: Sequence[int], num_tokens: int) -> np.ndarray:
         """The blocks' first `num_tokens` slots as bytes, block by block; the slots after are 0."""
-        copied = self._blocks[torch.tensor(blocks, device=self._blocks.device)]
+        copied = self._blocks[torch.tensor(blocks, device=self.device)]
         if num_tail := num_tokens % self.block_size:
             # What follows in the last block is the private continuation of whoever computed it.
             copied[-1, :, :, num_tail:] = 0
@@ -88,8 +89,8 @@ class KVCache:
             stored = torch.from_numpy(load.payload).view(self._blocks.dtype)
             stored = stored.view(-1, *self._blocks.shape[1:])
             wanted = stored[load.skip : load.skip + len(load.blocks)]
-            blocks = torch.tensor(load.blocks, device=self._blocks.device)
-            self._blocks[blocks] = wanted.to(self._blocks.device)
+            blocks = torch.tensor(load.blocks, device=self.device)
+            self._blocks[blocks] = wanted.to(self.device)
 
     def slot_rows(self, blocks: np.ndarray, offsets: np.ndarray) -> torch.Tensor:
         """Rows for `write`: the slots of n tokens, every head; `blocks` and `offsets` are [n]."""
@@ -111,7 +112,7 @@ class KVCache:
         return tiles.view(num_sequences, 2, self.num_kv_heads, -1, self.head_dim)
 
     def _rows(self, rows: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(rows.reshape(-1)).to(self._blocks.device)
+        return torch.from_numpy(rows.reshape(-1)).to(self.device)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from gateway import count_tokens, handlers, health, messages, models, records
 from gateway.edge import Edge
 from gateway.in_flight import InFlight
+from gateway.lease_reports import booking_leases
 from gateway.parts import Parts
 from gateway.recovery import keep_recovering
 
@@ -24,8 +25,9 @@ def create_app(parts: Parts) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         recovering = asyncio.create_task(keep_recovering(parts, in_flight), name="recovery")
-        yield
-        await in_flight.drain(0)
+        async with booking_leases(parts):
+            yield
+            await in_flight.drain(0)
         recovering.cancel()
 
     # No generated documentation: the routes read their bodies themselves, it would know nothing.

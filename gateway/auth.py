@@ -1,4 +1,4 @@
-"""Who is asking: the credential, the API version, the workspace."""
+"""Who is asking, and how: the credential, the workspace, the API version, our own header."""
 
 from typing import Annotated, cast
 
@@ -53,9 +53,18 @@ async def api_version(request: Request) -> ApiVersion:
     )
 
 
+async def ignore_eos(request: Request) -> bool:
+    """Whether `x-kvmeter-ignore-eos` asks for an output of exactly `max_tokens`; for load tests."""
+    sent = request.headers.get("x-kvmeter-ignore-eos", "0")
+    if sent not in ("0", "1"):
+        raise InvalidRequest(f"{sent} is not one of 0, 1", path="x-kvmeter-ignore-eos")
+    return sent == "1"
+
+
 AnyCaller = Annotated[Caller, Depends(any_caller)]
 Customer = Annotated[Caller, Depends(customer)]
 Version = Annotated[ApiVersion, Depends(api_version)]
+IgnoreEos = Annotated[bool, Depends(ignore_eos)]
 TheParts = Annotated[Parts, Depends(parts_of)]
 
 

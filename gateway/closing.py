@@ -49,6 +49,7 @@ async def settle_hold(
             answered=answered,
         ),
     )
+    parts.waiting_room.wake(record.request_id)
     quantities = settlement.record.quantities
     if not settlement.repeated:
         for meter in Meter:
@@ -62,6 +63,7 @@ async def release_hold(parts: Parts, request_id: str, *, reason: str) -> None:
         parts,
         partial(release, request_id=request_id, reason=reason, ended_at_ms=parts.now_ms()),
     )
+    parts.waiting_room.wake(request_id)
 
 
 def _error_type(reason: FinishReason) -> str | None:

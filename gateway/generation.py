@@ -1,5 +1,7 @@
 """One request's life behind its connection: hold, engine, entries, and one settlement or release.
 
+If another request is about to write what this one could read, it waits for that before its hold.
+
 A generation runs in a task of its own that no connection can cancel. Whoever answers the client
 reads its text and its ending. If nobody reads any more, the engine is told to stop, and what it
 produced is settled all the same. If the engine or the database is lost on the way, the hold stays
@@ -9,13 +11,13 @@ open and recovery closes it from the engine's journal.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import ClientDisconnect
 
-from billing.entries import activate
+from billing.entries import activate, remove_unpaid
 from billing.errors import InsufficientBalance, UnknownPrice
 from billing.facts import is_failure
 from billing.holds import Hold
@@ -28,6 +30,7 @@ from engine.client import (
     Finished,
     FinishReason,
     GenerateRequest,
+    Grant,
     Rejected,
     Tokens,
 )
@@ -35,10 +38,12 @@ from engine.client import Generation as EngineGeneration
 from gateway.closing import release_hold, settle_hold
 from gateway.errors import EngineFailed, EngineReplaced, GatewayError, Overloaded, rejection
 from gateway.ledger import LedgerUnavailable, write
-from gateway.orders import Order, hold_order, require_model
+from gateway.opening import open_hold_in_turn
+from gateway.orders import Order, require_model
 from gateway.output import OutputText
 from gateway.parts import Parts
-from gateway.usage import CacheOutcome, bill_up_to, cache_outcome
+from gateway.usage import CacheOutcome, bill_up_to, cache_outcome, granted_writes
+from gateway.waiting import EntryWait
 from gateway.wire.response import StopReason
 
 log = logging.getLogger(__name__)
@@ -77,6 +82,11 @@ class Generation:
         self._news = asyncio.Event()
         self._engine_generation: EngineGeneration | None = None
         self._stopped_by: Exception | None = None
+        self._wait = EntryWait(
+            parts.waiting_room,
+            boot_id=parts.boot_id,
+            seconds=parts.settings.cache_wait_seconds,
+        )
         self._first_token_at_ms: int | None = None
         self._output = OutputText(
             order.intake.model.tokenizer.detokenizer(),
@@ -113,6 +123,7 @@ class Generation:
         if self._ended.done() or self._stopped_by is not None:
             return
         self._stopped_by = cause
+        self._wait.stop(cause)
         if self._engine_generation is not None:
             self._engine_generation.abort()
 
@@ -139,7 +150,7 @@ class Generation:
         self._news.set()
 
     async def _answer(self) -> Ending:
-        held = await write(self._parts, partial(hold_order, order=self.order, parts=self._parts))
+        held = await open_hold_in_turn(self.order, parts=self._parts, wait=self._wait)
         self.hold_is_open = True
         try:
             self._engine_generation = engine_generation = self._submit(held.request)
@@ -178,6 +189,7 @@ class Generation:
             match await _next_event(events):
                 case Admitted(grants=grants):
                     self._admitted.set_result(cache_outcome(hold, grants))
+                    await self._withdraw_refused(hold, grants)
                 case Committed(tokens=tokens):
                     await self._activate(tokens)
                 case Tokens(ids=ids):
@@ -185,14 +197,24 @@ class Generation:
                 case (Finished() | Rejected()) as last:
                     return last
 
+    async def _withdraw_refused(self, hold: Hold, grants: tuple[Grant, ...]) -> None:
+        """Take back the entries that the engine will not pin, so that nobody waits for them."""
+        granted = granted_writes(hold, grants)
+        if len(granted) < len(hold.writes):
+            await self._change_entries(partial(remove_unpaid, paid=granted))
+
     async def _activate(self, tokens: int) -> None:
         """Make the entry of a committed prefix live, before any of the answer is seen."""
+        await self._change_entries(partial(activate, tokens=tokens))
+
+    async def _change_entries(self, change: Callable[..., None]) -> None:
         request_id = self.order.request_id
         try:
-            await write(self._parts, partial(activate, request_id=request_id, tokens=tokens))
+            await write(self._parts, partial(change, request_id=request_id))
         except LedgerUnavailable:
-            # Not lost: settlement makes every committed entry live.
-            log.warning("entry_not_live_yet", extra={"request_id": request_id})
+            # Not lost: settlement makes paid entries live and removes the others.
+            log.warning("entries_not_changed_yet", extra={"request_id": request_id})
+        self._parts.waiting_room.wake(request_id)
 
     def _take(self, ids: tuple[int, ...], engine_generation: EngineGeneration) -> None:
         if self._first_token_at_ms is None:

@@ -58,7 +58,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields: dict[str, object] = {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
         "level": record.levelname.lower(),
-        "event": record.getMessage(),
+        "event": " ".join(record.getMessage().split()),  # a library's may have several lines
     }
     if (bound := request_id.get()) is not None:
         fields["request_id"] = bound

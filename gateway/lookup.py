@@ -4,10 +4,10 @@ An entry is found only where one was written, never because the text before it h
 same. Source: the Messages API's rules on lookback, mixed TTLs and refresh.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from billing.entries import Entry
+from billing.entries import Entry, PendingEntry
 from billing.meters import WritePoint
 from gateway.breakpoints import Breakpoint
 
@@ -60,11 +60,28 @@ def match_entries(
     )
 
 
+def entries_to_wait_for(
+    entry_keys: Sequence[str],
+    breakpoints: Sequence[Breakpoint],
+    *,
+    live: Mapping[str, Entry],
+    pending: Sequence[PendingEntry],
+) -> list[PendingEntry]:
+    """The pending entries that would be the hit if they were live, if that is a better one.
+
+    Several, if several requests write the same prefix.
+    """
+    hit = _highest_hit(entry_keys, breakpoints, live.keys() | {entry.key for entry in pending})
+    if hit is None or entry_keys[hit] in live:
+        return []
+    return [entry for entry in pending if entry.key == entry_keys[hit]]
+
+
 def _highest_hit(
-    entry_keys: Sequence[str], breakpoints: Sequence[Breakpoint], live: Mapping[str, Entry]
+    entry_keys: Sequence[str], breakpoints: Sequence[Breakpoint], found: Container[str]
 ) -> int | None:
     for point in reversed(breakpoints):
         for block in range(point.block, max(-1, point.block - LOOKBACK_POSITIONS), -1):
-            if entry_keys[block] in live:
+            if entry_keys[block] in found:
                 return block
     return None

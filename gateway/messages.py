@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from gateway.attendance import attended
-from gateway.auth import Customer, TheParts, Version
+from gateway.auth import Customer, IgnoreEos, TheParts, Version
 from gateway.bodies import read_bytes
 from gateway.generation import Generation
 from gateway.in_flight import InFlight
@@ -22,7 +22,7 @@ router = APIRouter()
 
 @router.post("/v1/messages", response_model=None)
 async def create_message(
-    request: Request, caller: Customer, version: Version, parts: TheParts
+    request: Request, caller: Customer, version: Version, ignore_eos: IgnoreEos, parts: TheParts
 ) -> Response:
     """Answer a conversation, and bill exactly what the answer says it used.
 
@@ -40,6 +40,7 @@ async def create_message(
         engine_info=engine_info,
         request_id=request.state.request_id,
         message_id=parts.new_id("msg"),
+        ignore_eos=ignore_eos,
         started_at_ms=started_at_ms,
     )
     in_flight: InFlight = request.app.state.in_flight

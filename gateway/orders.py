@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from billing.customers import Caller
-from billing.entries import find_live
+from billing.entries import PendingEntry, find_live, find_pending
 from billing.holds import Hold, open_hold
 from billing.meters import TtlClass
 from billing.price_cards import card_in_force
@@ -14,13 +14,17 @@ from engine.client import Breakpoint, EngineInfo, GenerateRequest, Sampling
 from gateway.catalog import ServedModel
 from gateway.errors import EngineReplaced, InvalidRequest
 from gateway.intake import Intake
-from gateway.lookup import CacheMatch, keys_to_look_up, match_entries
+from gateway.lookup import CacheMatch, entries_to_wait_for, keys_to_look_up, match_entries
 from gateway.parts import Parts
 from gateway.prefix_hash import entry_keys, scope
 from gateway.secret import namespace
 from gateway.wire.request import MessagesRequest
 
 TTL_CLASSES: tuple[TtlClass, ...] = ("5m", "1h")
+
+# Past this a pending entry is nobody's to wait for: its writer is stuck, or dead and not recovered.
+# A writer spends at most a minute in the engine's queue, and computes its prefix after that.
+AWAITED_MS_MAX = 90_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,7 @@ class Order:
 
     entry_keys      one for each block of the prompt
     max_tokens      the output budget: what the client asked, clamped to what the window leaves
+    ignore_eos      whether the output goes on to its budget whatever the model wants
     started_at_ms   taken once, when the body has arrived: every entry's lifetime runs from it
     """
 
@@ -41,6 +46,7 @@ class Order:
     entry_keys: tuple[str, ...]
     engine_info: EngineInfo
     max_tokens: int
+    ignore_eos: bool
     started_at_ms: int
 
     @property
@@ -65,6 +71,7 @@ def place_order(
     engine_info: EngineInfo,
     request_id: str,
     message_id: str,
+    ignore_eos: bool,
     started_at_ms: int,
 ) -> Order:
     """Check the request against the engine's limits. Raises InvalidRequest or EngineReplaced."""
@@ -90,6 +97,7 @@ def place_order(
         entry_keys=entry_keys(cache_scope, intake.rendered),
         engine_info=engine_info,
         max_tokens=min(body.max_tokens, window_tokens - num_tokens),
+        ignore_eos=ignore_eos,
         started_at_ms=started_at_ms,
     )
 
@@ -100,14 +108,25 @@ def require_model(engine_info: EngineInfo, model: ServedModel) -> None:
         raise EngineReplaced("The engine was started with another model; try again later")
 
 
-def hold_order(conn: Connection, order: Order, *, parts: Parts) -> HeldOrder:
+def hold_order(
+    conn: Connection, order: Order, *, parts: Parts, may_wait: bool
+) -> HeldOrder | list[PendingEntry]:
     """Transaction 1: find what is read, hold the worst case, leave pending entries, refresh.
+
+    With `may_wait` it may find that others are about to write what the request could read: then it
+    writes nothing and returns those entries, of one prefix. They became pending before this moment,
+    and whoever waits for them has nothing pending, so no two requests ever wait for each other.
 
     Raises InsufficientBalance or UnknownPrice, and then leaves nothing.
     """
     points = order.intake.breakpoints
     keys = keys_to_look_up(order.entry_keys, points)
     live = find_live(conn, keys, now_ms=order.started_at_ms)
+    now_ms = parts.now_ms()
+    if may_wait and keys and keys[-1] not in live:
+        pending = find_pending(conn, keys, started_at_ms=order.started_at_ms, now_ms=now_ms)
+        if awaited := entries_to_wait_for(order.entry_keys, points, live=live, pending=pending):
+            return awaited
     match = match_entries(order.entry_keys, points, live)
     hold = _hold(conn, order, match, parts=parts)
     open_hold(
@@ -115,6 +134,7 @@ def hold_order(conn: Connection, order: Order, *, parts: Parts) -> HeldOrder:
         hold,
         ttl_ms={name: parts.settings.ttl_ms(name) for name in TTL_CLASSES},
         refreshed_entry_keys=[entry.key for entry in match.read_entries],
+        awaited_until_ms=now_ms + AWAITED_MS_MAX,
     )
     return HeldOrder(hold, _generate_request(order, match, parts=parts))
 
@@ -151,9 +171,17 @@ def _hold(conn: Connection, order: Order, match: CacheMatch, *, parts: Parts) ->
 
 def _generate_request(order: Order, match: CacheMatch, *, parts: Parts) -> GenerateRequest:
     model = order.intake.model
-    reads = [Breakpoint(entry.tokens, entry.ttl_ms, write=False) for entry in match.read_entries]
+    reads = [
+        Breakpoint(entry.tokens, entry.ttl_ms, write=False, persist=entry.ttl_class == "1h")
+        for entry in match.read_entries
+    ]
     writes = [
-        Breakpoint(write.tokens, parts.settings.ttl_ms(write.ttl_class), write=True)
+        Breakpoint(
+            write.tokens,
+            parts.settings.ttl_ms(write.ttl_class),
+            write=True,
+            persist=write.ttl_class == "1h",
+        )
         for write in match.writes
     ]
     return GenerateRequest(
@@ -172,6 +200,7 @@ def _generate_request(order: Order, match: CacheMatch, *, parts: Parts) -> Gener
         stop_token_ids=order.engine_info.stop_token_ids,
         # Every read lies at or below A and every write above it, so this ascends strictly.
         breakpoints=(*reads, *writes),
+        ignore_eos=order.ignore_eos,
     )
 
 

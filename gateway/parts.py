@@ -8,6 +8,7 @@ from engine.client import EngineClient
 from gateway.catalog import Catalog
 from gateway.metrics import Metrics
 from gateway.settings import Settings
+from gateway.waiting import WaitingRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,9 @@ class Parts:
     boot_id   this process, as the owner of the holds it opens
     now_ms    wall clock, milliseconds since the epoch
     new_id    prefix to a fresh id: "req" to "req_…"
+
+    The waiting room is where a request's end, whoever brings it about, is told to those who wait
+    for what it writes.
     """
 
     settings: Settings
@@ -29,3 +33,4 @@ class Parts:
     now_ms: Callable[[], int]
     new_id: Callable[[str], str]
     metrics: Metrics = field(default_factory=Metrics)
+    waiting_room: WaitingRoom = field(default_factory=WaitingRoom)

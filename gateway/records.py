@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from billing.facts import EngineFacts
+from billing.lease_reports import LeaseReport
 from billing.rating import PricedLine
 from billing.records import RequestRecord, request_record
 from gateway.auth import AnyCaller, TheParts
@@ -53,6 +54,7 @@ def record_body(record: RequestRecord) -> dict[str, Any]:
         "charged_nanos": str(record.charged_nanos),
         "refused": [asdict(refused) for refused in record.refused],
         "engine": None if record.engine is None else _engine(record.engine),
+        "leases": [_lease(lease) for lease in record.leases],
     }
 
 
@@ -62,6 +64,18 @@ def _posting(line: PricedLine) -> dict[str, str]:
         "quantity": str(line.quantity),
         "rate_pico": str(line.rate_pico),
         "amount_nanos": str(line.amount_nanos),
+    }
+
+
+def _lease(lease: LeaseReport) -> dict[str, Any]:
+    """What keeping one written prefix has cost, as reported last."""
+    return {
+        "id": lease.lease_id,
+        "tokens": lease.tokens,
+        "reason": lease.reason,
+        "tier": lease.tier,
+        "idle_block_ms": lease.idle_block_ms,
+        "contended_block_ms": lease.contended_block_ms,
     }
 
 

@@ -39,6 +39,7 @@ class Settings(BaseSettings):
     cache_ttl_5m_seconds: int = Field(default=300, ge=1, le=MAX_TTL_SECONDS)
     cache_ttl_1h_seconds: int = Field(default=3600, ge=1, le=MAX_TTL_SECONDS)
     cache_min_tokens: int = Field(default=512, ge=1)  # what the API asks of its newest models
+    cache_wait_seconds: float = Field(default=30.0, ge=0, le=30)  # for a write that another pays
     engine_wait_seconds: float = Field(default=10.0, ge=0, le=MAX_WAIT_SECONDS)  # for a restart
     # Of silence; proxies cut a stream at 30.
     ping_seconds: float = Field(default=10.0, gt=0, le=MAX_WAIT_SECONDS)

@@ -1,8 +1,9 @@
 """Child processes that live and die with `kvmeter up`.
 
 Each child reads its stdin, a pipe whose other end only this process holds: the end of that pipe is
-the one order to stop. Children ignore the signals of their process group, so a Ctrl-C reaches them
-through us, in our order; and when we are killed the kernel closes the pipes, so none outlives us.
+the one order to stop. The signals of their process group are blocked in children from their first
+moment, so a Ctrl-C reaches them through us, in our order; and when we are killed the kernel closes
+the pipes, so none outlives us.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 10.0
 STABLE_SECONDS = 30.0  # a child that lived this long starts with a short back-off again
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal has gone
 
 STDIN_FLAG = "--until-stdin-closes"
 
@@ -36,9 +39,13 @@ class Child:
 
     async def start(self) -> None:
         """Start the process."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE
-        )
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the child inherits it
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=asyncio.subprocess.PIPE
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     async def ended(self) -> str:
         """Wait for the process to end by itself; say how it did."""

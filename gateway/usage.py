@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from billing.facts import EngineFacts, GrantFact
 from billing.holds import Hold
-from billing.meters import Quantities, split
+from billing.meters import Quantities, WritePoint, split
 from engine.client import EngineRecord, Grant
 from gateway.wire.events import DeltaUsage
 from gateway.wire.response import CacheCreation, Usage
@@ -32,15 +32,21 @@ class CacheOutcome:
         return "; ".join(parts)
 
 
+def granted_writes(hold: Hold, grants: tuple[Grant, ...]) -> tuple[WritePoint, ...]:
+    """The writes that the engine did not refuse."""
+    answers = {grant.tokens: grant for grant in grants if grant.write}
+    return tuple(w for w in hold.writes if answers[w.tokens].outcome != "refused")
+
+
 def cache_outcome(hold: Hold, grants: tuple[Grant, ...]) -> CacheOutcome:
     """Split the prompt by the writes that the engine granted; a refused one is plain input."""
-    answers = {grant.tokens: grant for grant in grants if grant.write}
-    granted = [write for write in hold.writes if answers[write.tokens].outcome != "refused"]
     return CacheOutcome(
         quantities=split(
-            total_tokens=hold.total_tokens, read_tokens=hold.read_tokens, writes=granted
+            total_tokens=hold.total_tokens,
+            read_tokens=hold.read_tokens,
+            writes=granted_writes(hold, grants),
         ),
-        refused=tuple(grant for grant in answers.values() if grant.outcome == "refused"),
+        refused=tuple(grant for grant in grants if grant.write and grant.outcome == "refused"),
     )
 
 
@@ -76,6 +82,7 @@ def engine_facts(record: EngineRecord) -> EngineFacts:
                 outcome=grant.outcome,
                 reason=grant.reason,
                 committed=grant.committed,
+                lease_id=grant.lease_id,
             )
             for grant in record.grants
         ),

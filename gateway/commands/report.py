@@ -1,10 +1,12 @@
 """`kvmeter report`: what was used and what it costs."""
 
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from billing.lease_reports import pin_costs
 from billing.meters import Meter
 from billing.money import usd
 from billing.reports import usage as report_usage
@@ -72,5 +74,29 @@ def usage(
                 usd(row.total_nanos),
             ]
             for row in rows
+        ],
+    )
+
+
+@app.command()
+def pins(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
+    """What keeping cached prefixes has cost: KV blocks times time, idle and contended."""
+    with open_database(data_dir) as database:
+        costs = database.read_now(pin_costs)
+    if as_json:
+        print_json([asdict(cost) for cost in costs])
+        return
+    print_table(
+        ["organization", "workspace", "model", "leases", "idle block-s", "contended block-s"],
+        [
+            [
+                cost.organization_id,
+                cost.workspace_id,
+                cost.model_id,
+                f"{cost.num_leases:,}",
+                f"{cost.idle_block_ms // 1000:,}",
+                f"{cost.contended_block_ms // 1000:,}",
+            ]
+            for cost in costs
         ],
     )

@@ -22,7 +22,7 @@ from gateway.first_keys import make_first_keys
 from gateway.server import listening
 from gateway.settings import Settings
 from gateway.shutdown import ENGINE_SECONDS, GATEWAY_SECONDS
-from gateway.supervisor import Child, run_children
+from gateway.supervisor import STOP_SIGNALS, Child, run_children
 
 READY_POLL_SECONDS = 0.1
 
@@ -39,9 +39,10 @@ def up(
 ) -> None:
     """Serve: engine, gateway and ledger in one; further flags go to the engine.
 
-    The first start fetches the model and makes the first keys. SIGTERM or Ctrl-C drains.
+    The first start fetches the model and makes the first keys. SIGTERM, Ctrl-C or the
+    terminal's end drains.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _stop_signals():
         signal.signal(number, lambda *_: sys.exit(0))  # until there is something to drain
     settings = Settings(data_dir=data_dir.absolute(), host=host, port=port)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,7 @@ async def _serve(settings: Settings, folder: Path, *, engine_flags: list[str]) -
     """Run engine and gateway until a signal; None after a drain, else what went wrong."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _stop_signals():
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
     kvmeter = [sys.executable, "-m", "gateway.commands"]
     shared = ["--data-dir", str(settings.data_dir), "--model", str(folder)]
@@ -109,8 +110,14 @@ async def _serve(settings: Settings, folder: Path, *, engine_flags: list[str]) -
             [engine, gateway], ready=lambda: _announce(settings, folder.name), stop=stop
         )
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # we are on our way out
+
+
+def _stop_signals() -> list[signal.Signals]:
+    """The signals that drain us; the end of the terminal not if we were started to survive it."""
+    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup
+    return [number for number in STOP_SIGNALS if not (number is signal.SIGHUP and is_kept)]
 
 
 async def _announce(settings: Settings, model_id: str) -> None:

@@ -70,11 +70,23 @@ class Books:
         )
         return replace(hold, **changes)
 
-    def open(self, refreshed: Sequence[str] = (), **changes: Any) -> Hold:
+    def open(
+        self,
+        refreshed: Sequence[str] = (),
+        *,
+        awaited_until_ms: int | None = None,
+        **changes: Any,
+    ) -> Hold:
         """Open such a hold."""
         hold = self.hold(**changes)
         self.database.write_now(
-            lambda conn: open_hold(conn, hold, ttl_ms=TTL_MS, refreshed_entry_keys=refreshed)
+            lambda conn: open_hold(
+                conn,
+                hold,
+                ttl_ms=TTL_MS,
+                refreshed_entry_keys=refreshed,
+                awaited_until_ms=awaited_until_ms,
+            )
         )
         return hold
 

@@ -6,7 +6,16 @@ import pytest
 from sqlalchemy import Connection, event
 
 from billing.database import Database
-from billing.entries import SWEEP_GRACE_MS, Entry, activate, find_live, refresh, sweep
+from billing.entries import (
+    SWEEP_GRACE_MS,
+    Entry,
+    PendingEntry,
+    activate,
+    find_live,
+    find_pending,
+    refresh,
+    sweep,
+)
 from billing.facts import GrantFact
 from billing.holds import Hold
 from billing.meters import WritePoint
@@ -179,3 +188,50 @@ def test_an_expired_entry_is_swept_when_no_request_from_its_lifetime_can_still_c
 
 def test_no_keys_find_nothing(books: Books) -> None:
     assert books.database.read_now(lambda conn: find_live(conn, [], now_ms=NOW_MS)) == {}
+
+
+def pending(
+    books: Books, *keys: str, started_at_ms: int = NOW_MS, now_ms: int = NOW_MS
+) -> set[str]:
+    found = books.database.read_now(
+        lambda conn: find_pending(conn, keys, started_at_ms=started_at_ms, now_ms=now_ms)
+    )
+    return {entry.key for entry in found}
+
+
+def test_a_pending_entry_is_awaited_until_its_deadline_and_names_its_writer(books: Books) -> None:
+    hold = books.open(writes=(SHORT,), awaited_until_ms=NOW_MS + 90)
+
+    before, at = (
+        books.database.read_now(
+            lambda conn, at_ms=at_ms: find_pending(
+                conn, ["key-8"], started_at_ms=NOW_MS, now_ms=at_ms
+            )
+        )
+        for at_ms in (NOW_MS + 89, NOW_MS + 90)
+    )
+
+    assert before == [PendingEntry("key-8", 8, hold.request_id, hold.owner_boot_id)]
+    assert at == []
+
+
+def test_nobody_waits_for_what_is_live_or_gone_or_expires_before_it_can_be_read(
+    books: Books,
+) -> None:
+    late_ms = NOW_MS + 10 * TTL_MS["1h"]
+    writes = tuple(WritePoint(n, "5m", f"key-{n}") for n in (4, 8))
+    hold = books.open(writes=writes, awaited_until_ms=late_ms)
+    assert pending(books, "key-4", "key-8", "key-9") == {"key-4", "key-8"}
+    assert pending(books, "key-4", "key-8", started_at_ms=END_MS) == set()
+
+    commit(books, hold, tokens=4)
+    assert pending(books, "key-4", "key-8") == {"key-8"}
+
+    books.settle(hold, grants=(GrantFact(4, True, "granted", committed=True),))
+    assert pending(books, "key-4", "key-8") == set()
+
+
+def test_an_entry_without_a_deadline_is_not_awaited(books: Books) -> None:
+    books.open(writes=(SHORT,))
+
+    assert pending(books, "key-8") == set()

@@ -74,3 +74,5 @@ def test_a_released_request_says_why(books: Books) -> None:
 
 def test_nothing_is_known_of_another_id(books: Books) -> None:
     assert books.database.read_now(lambda conn: request_record(conn, "req_nobody")) is None
+    # PostgreSQL keeps no NUL, and would rather fail than not find it.
+    assert books.database.read_now(lambda conn: request_record(conn, "req_\0")) is None

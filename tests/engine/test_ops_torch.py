@@ -10,6 +10,7 @@ from engine.kv_cache import KVCache
 from engine.loading import load_model
 from engine.model_runner import compute_logits
 from engine.models.llama import Llama
+from engine.ops_torch import SHARED_TOKENS_MIN, attend, attend_plainly
 from engine.plan import Row
 from tests.engine.naive_llama import naive_logits
 from tests.engine.rows import row
@@ -19,12 +20,12 @@ CPU = torch.device("cpu")
 NUM_BLOCKS = 64
 
 
-def fresh_cache(model: Llama) -> KVCache:
+def fresh_cache(model: Llama, *, num_blocks: int = NUM_BLOCKS) -> KVCache:
     """A cache full of NaN: whatever is read without having been written shows."""
     cache = KVCache(
-        model.config, num_blocks=NUM_BLOCKS, block_size=16, dtype=model.dtype, device=CPU
+        model.config, num_blocks=num_blocks, block_size=16, dtype=model.dtype, device=CPU
     )
-    rows = cache.tile_rows(torch.arange(NUM_BLOCKS).numpy()[None, :])
+    rows = cache.tile_rows(torch.arange(num_blocks).numpy()[None, :])
     for tiles in cache._tiles:
         tiles[rows] = torch.nan
     return cache
@@ -114,6 +115,44 @@ def test_only_rows_that_sample_get_logits_in_order(
     torch.testing.assert_close(
         found, torch.stack([b_logits[-1], c_logits[-1]]), atol=2e-4, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("readers", [2, 4])
+def test_sequences_that_share_a_long_prefix_compute_what_each_does_alone(
+    readers: int, tiny: Llama
+) -> None:
+    chance = torch.Generator().manual_seed(5)
+    prefix_blocks = 1 + SHARED_TOKENS_MIN // (readers - 1) // 16
+    prefix = torch.randint(17, 49152, (prefix_blocks * 16,), generator=chance).tolist()
+    blocks = random.Random(5).sample(range(80), 80)
+    cache = fresh_cache(tiny, num_blocks=80)
+    compute_logits(tiny, cache, [row(prefix, blocks=blocks)])
+    # Each goes on in a private block, some by one token; the second has three tokens behind it.
+    tables = [[*blocks[:prefix_blocks], blocks[70 + i]] for i in range(4)]
+    compute_logits(tiny, cache, [row([40, 41, 42], start=len(prefix), blocks=tables[1])])
+    rows = [
+        row([50], start=len(prefix), blocks=tables[0]),
+        row([50, 51], start=len(prefix) + 3, blocks=tables[1]),
+        row([60, 61, 62, 63, 64], start=len(prefix), blocks=tables[2]),
+        row([70], start=len(prefix), blocks=tables[3]),
+    ][:readers]
+    rows.insert(1, row(prefix[:4], blocks=[blocks[75]]))  # a stranger between them
+
+    together = compute_logits(tiny, cache, rows)
+
+    alone = torch.cat([compute_logits(tiny, cache, [each]) for each in rows])
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("masked", "is_causal"), [(False, False), (True, False), (False, True)])
+def test_attention_is_the_same_on_every_device(masked: bool, is_causal: bool) -> None:
+    chance = torch.Generator().manual_seed(3)
+    q, k, v = torch.randn(3, 2, 3, 40, 16, generator=chance)
+    mask = torch.zeros(40, 40).index_fill_(1, torch.tensor([0, 39]), -torch.inf) if masked else None
+
+    expected = attend_plainly(q, k, v, mask=mask, is_causal=is_causal)
+
+    torch.testing.assert_close(attend(q, k, v, mask=mask, is_causal=is_causal), expected)
 
 
 def test_bfloat16_stays_near_float32(

@@ -14,6 +14,7 @@ from engine.client import (
     EngineRecord,
     GenerateRequest,
     Generation,
+    LeaseReport,
     Sampling,
 )
 from gateway.app import create_app
@@ -71,6 +72,15 @@ class IdleEngine:
         if self.lost:
             raise EngineLost
         return {"num_requests_running": 2.0, "prefix_tokens_lease_read_total": 7.0}
+
+    async def unpin(
+        self, *, lease_ids: Sequence[str] = (), namespaces: Sequence[bytes] = ()
+    ) -> int:
+        return 0
+
+    async def lease_reports(self) -> AsyncIterator[LeaseReport]:
+        for report in ():
+            yield report
 
     async def close(self) -> None:
         pass

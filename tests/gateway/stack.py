@@ -248,6 +248,11 @@ class Stack:
         """The requests that the ledger still waits for."""
         return [hold.request_id for hold in self.database.read_now(open_holds)]
 
+    def metric(self, name: str, **labels: str) -> float:
+        """One of the gateway's own numbers, also while the engine does not answer a scrape."""
+        assert self._gateway is not None
+        return self._gateway.metric(name, labels)
+
     def close_clients(self) -> None:
         """Close every connection."""
         for client in self._clients.values():
@@ -340,6 +345,10 @@ class _Serving:
     def drain(self, seconds: float) -> None:
         draining = self._app.state.in_flight.drain(seconds)
         asyncio.run_coroutine_threadsafe(draining, self._loop).result(PATIENCE_SECONDS)
+
+    def metric(self, name: str, labels: dict[str, str]) -> float:
+        registry = self._app.state.parts.metrics.registry
+        return registry.get_sample_value(name, labels) or 0.0
 
     def _join(self) -> None:
         self._thread.join(PATIENCE_SECONDS)

@@ -52,6 +52,16 @@ def test_a_line_of_text_quotes_what_needs_it() -> None:
     )
 
 
+def test_a_librarys_message_of_several_lines_is_one_line() -> None:
+    stream = io.StringIO()
+    logs.configure_logging(form="text", level="info", stream=stream)
+
+    log.warning("Exception in %s\n2026-01-01 forged\n", "ASGI application")
+
+    assert stream.getvalue().endswith("Exception in ASGI application 2026-01-01 forged\n")
+    assert stream.getvalue().count("\n") == 1
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_of_an_exception_only_class_and_place_are_written(form) -> None:
     stream = io.StringIO()

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from billing.entries import Entry
+from billing.entries import Entry, PendingEntry
 from billing.meters import Quantities, split
 from gateway.breakpoints import Breakpoint
-from gateway.lookup import keys_to_look_up, match_entries
+from gateway.lookup import entries_to_wait_for, keys_to_look_up, match_entries
 from tests.gateway.cache_oracle import TTL_MS, Oracle
 
 MIN_TOKENS = 5
@@ -88,3 +88,34 @@ def test_a_breakpoint_sees_twenty_blocks_itself_included(blocks_later: int, foun
     assert match.read_tokens == (6 if found else 0)
     assert match.read_entries == ((entry,) if found else ())
     assert [write.tokens for write in match.writes] == [6 + blocks_later]
+
+
+def pending(key: str, request_id: str = "req_1") -> PendingEntry:
+    return PendingEntry(key, 10, request_id, "gw_one")
+
+
+def awaited(live: list[str], *pending_entries: PendingEntry) -> list[str]:
+    """Who is waited for, of a prompt of 30 blocks with breakpoints on the 6th and the last."""
+    keys = [f"k{i}" for i in range(30)]
+    entries = {key: Entry(key, 10, "5m", 300_000, 300_000) for key in live}
+    points = [Breakpoint(5, 6, "5m"), Breakpoint(29, 30, "5m")]
+    found = entries_to_wait_for(keys, points, live=entries, pending=pending_entries)
+    return [entry.request_id for entry in found]
+
+
+def test_only_an_entry_that_would_be_the_hit_is_waited_for():
+    assert awaited([], pending("k20")) == ["req_1"]
+    assert awaited([], pending("k4")) == ["req_1"]
+    assert awaited([], pending("k7")) == [], "Out of every breakpoint's sight."
+    assert awaited(["k21"], pending("k20")) == []
+    assert awaited(["k20"], pending("k21")) == ["req_1"]
+    assert awaited(["k21"], pending("k21")) == []
+    assert awaited(["k21"], pending("k4")) == []
+    assert awaited([]) == []
+
+
+def test_all_writers_of_the_one_prefix_are_waited_for_and_no_others():
+    assert awaited([], pending("k9"), pending("k21", "req_2"), pending("k21", "req_3")) == [
+        "req_2",
+        "req_3",
+    ]

@@ -38,18 +38,6 @@ def test_what_the_engine_reuses_without_a_marker_is_a_gift_in_the_record(stack: 
     assert gift > 2900, "The engine reuses what it has, and says so."
 
 
-def test_m14_two_requests_at_once_both_write_and_the_next_one_reads(stack: Stack):
-    """The original's rule; waiting for a pending entry instead comes with the engine's issue."""
-    body = {"messages": [user(text(1000, "u", ttl="5m"))]}
-    stack.runner.gate.clear()
-    with stack.in_background(body) as first, stack.in_background(body) as second:
-        stack.wait_until(lambda: len(stack.open_holds()) == 2)
-        stack.runner.gate.set()
-
-    assert split_of(first.result()) == split_of(second.result()) == Split(w5=1000)
-    assert usage(stack, **body) == Split(read=1000)
-
-
 def test_random_layouts_of_markers_are_billed_as_the_rules_say(stack: Stack):
     random, oracle, seconds = Random(1), Oracle(min_tokens=512), 0
     total_read = 0

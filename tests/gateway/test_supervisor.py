@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.supervisor import Child, run_children
+from gateway.supervisor import STOP_SIGNALS, Child, run_children
 
 pytestmark = pytest.mark.anyio
 
@@ -67,6 +67,22 @@ async def test_children_end_in_reverse_order_of_their_start(tmp_path: Path) -> N
 
     assert await running is None
     assert (tmp_path / "words").read_text().split() == ["gateway", "engine"]
+
+
+async def test_signals_of_the_group_never_reach_a_child(tmp_path: Path) -> None:
+    family = Family(tmp_path)
+    children = [family.child("engine", OBEDIENT)]
+
+    running = asyncio.create_task(run_children(children, ready=family.serve, stop=family.stop))
+    pid = await family.pid("engine")  # it has set no handler, as any child before its first line
+    for number in STOP_SIGNALS:
+        os.kill(pid, number)
+    family.stop.set()
+
+    assert await running is None
+    assert family.said == []
+    assert (tmp_path / "words").read_text().split() == ["engine"]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []).isdisjoint(STOP_SIGNALS)
 
 
 async def test_a_child_that_dies_is_started_again_and_it_is_said(tmp_path: Path) -> None:

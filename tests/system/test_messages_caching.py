@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.gateway.stack import Stack, complete
-from tests.gateway.talk import Split, assistant, hundreds, split_of_usage, text, user
+from tests.gateway.stack import PATIENCE_SECONDS, Stack, complete
+from tests.gateway.talk import Split, assistant, hundreds, split_of, split_of_usage, text, user
 from tests.sdk.versions import NEW, SdkError
 from tests.system.conversation import AUTOMATIC, Conversation
 
@@ -152,6 +152,25 @@ def test_m13_without_a_marker_nothing_is_claimed(talk: Conversation) -> None:
     body = {"messages": [user(text(3000, "u"))]}
 
     assert [talk.split(**body), talk.split(**body)] == [Split(input=3000)] * 2
+
+
+def test_m14_of_two_requests_at_once_one_writes_and_the_other_waits_and_reads(
+    stack: Stack, talk: Conversation
+) -> None:
+    """The original has both pay the write; `docs/decisions/0002` has the reasons not to."""
+    body = {"messages": [user(text(1000, "u", ttl="5m"))]}
+
+    stack.runner.gate.clear()
+    with stack.in_background(body) as first:
+        assert stack.runner.at_gate.wait(PATIENCE_SECONDS)
+        with ThreadPoolExecutor(1) as threads:
+            second = threads.submit(talk.split, **body)
+            stack.wait_until(lambda: stack.metric("kvmeter_cache_waiting") == 1)
+            stack.runner.gate.set()
+
+    assert split_of(first.result()) == Split(w5=1000)
+    assert second.result() == Split(read=1000)
+    assert talk.split(**body) == Split(read=1000)
 
 
 def test_m15_no_workspace_reads_what_another_wrote(stack: Stack, talk: Conversation) -> None:

@@ -61,7 +61,7 @@ def test_a_first_start_makes_keys_and_a_second_start_keeps_them(installation: In
     assert sum(keys["api_key"] in line for line in installation.output) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("group", [False, True], ids=["alone", "group"])
 def test_a_signal_lets_a_running_request_end(
     installation: Installation, number: int, group: bool

@@ -1,0 +1,151 @@
+"""What leases have cost the operator, as the engine reports it: half of the cache's margin.
+
+A report has a lease's totals so far, in block-milliseconds: a block pinned for a millisecond,
+contended if it would have been evicted without the pin, else idle. Totals never fall. So a report
+that is told twice is one row, one that was missed is made good by the next, and a lease's cost is
+its largest report.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, func, insert, select
+
+from billing.facts import load_writes
+from billing.tables import holds, lease_reports
+
+ReportReason = Literal["refreshed", "expired", "unpinned", "lost", "dropped", "stopped"]
+
+_CHUNK = 500  # well under what one statement of either database takes as parameters
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReport:
+    """The lease of a request's breakpoint at `tokens`: its totals, and where it is now."""
+
+    lease_id: str
+    request_id: str
+    tokens: int
+    reason: ReportReason
+    tier: str
+    num_bytes: int
+    idle_block_ms: int
+    contended_block_ms: int
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return (self.lease_id, self.idle_block_ms, self.contended_block_ms, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class PinCost:
+    """What one workspace's leases have cost on one model."""
+
+    organization_id: str
+    workspace_id: str
+    model_id: str
+    num_leases: int
+    idle_block_ms: int
+    contended_block_ms: int
+
+
+def book_lease_reports(
+    conn: Connection, reports: Sequence[LeaseReport], *, reported_at_ms: int
+) -> int:
+    """Keep the reports that are new; answers how many. A report of no known request is not kept."""
+    return sum(
+        _book_chunk(conn, reports[start : start + _CHUNK], reported_at_ms=reported_at_ms)
+        for start in range(0, len(reports), _CHUNK)
+    )
+
+
+def leases_of(conn: Connection, request_id: str) -> tuple[LeaseReport, ...]:
+    """The leases that a request made, each with its largest report."""
+    rows = conn.execute(
+        select(lease_reports)
+        .where(lease_reports.c.request_id == request_id)
+        .order_by(
+            lease_reports.c.tokens,
+            lease_reports.c.idle_block_ms + lease_reports.c.contended_block_ms,
+            lease_reports.c.reported_at_ms,
+        )
+    )
+    return tuple({row.lease_id: _report(row) for row in rows}.values())
+
+
+def pin_costs(conn: Connection) -> list[PinCost]:
+    """What pins have cost so far, by workspace and model."""
+    lease = (
+        select(
+            lease_reports.c.request_id,
+            func.max(lease_reports.c.idle_block_ms).label("idle"),
+            func.max(lease_reports.c.contended_block_ms).label("contended"),
+        )
+        .group_by(lease_reports.c.lease_id, lease_reports.c.request_id)
+        .subquery()
+    )
+    group = (holds.c.organization_id, holds.c.workspace_id, holds.c.model_id)
+    rows = conn.execute(
+        select(*group, func.count(), func.sum(lease.c.idle), func.sum(lease.c.contended))
+        .join(lease, lease.c.request_id == holds.c.request_id)
+        .group_by(*group)
+        .order_by(*group)
+    )
+    return [
+        PinCost(organization, workspace, model, num_leases, int(idle), int(contended))
+        for organization, workspace, model, num_leases, idle, contended in rows
+    ]
+
+
+def _book_chunk(conn: Connection, reports: Sequence[LeaseReport], *, reported_at_ms: int) -> int:
+    writers = _entry_keys(conn, {report.request_id for report in reports})
+    known = _known_keys(conn, {report.lease_id for report in reports})
+    # By key: one report may be told twice in one breath.
+    new = {
+        report._key: report
+        for report in reports
+        if report.request_id in writers and report._key not in known
+    }
+    if new:
+        conn.execute(
+            insert(lease_reports),
+            [
+                {
+                    **asdict(report),
+                    "entry_key": writers[report.request_id].get(report.tokens),
+                    "reported_at_ms": reported_at_ms,
+                }
+                for report in new.values()
+            ],
+        )
+    return len(new)
+
+
+def _entry_keys(conn: Connection, request_ids: set[str]) -> dict[str, dict[int, str]]:
+    """Of each known request, the entry keys of its writes by their length."""
+    rows = conn.execute(
+        select(holds.c.request_id, holds.c.writes).where(holds.c.request_id.in_(request_ids))
+    )
+    return {
+        request_id: {write.tokens: write.entry_key for write in load_writes(writes)}
+        for request_id, writes in rows
+    }
+
+
+def _known_keys(conn: Connection, lease_ids: set[str]) -> set[tuple[object, ...]]:
+    rows = conn.execute(select(lease_reports).where(lease_reports.c.lease_id.in_(lease_ids)))
+    return {_report(row)._key for row in rows}
+
+
+def _report(row: Row[Any]) -> LeaseReport:
+    return LeaseReport(
+        lease_id=row.lease_id,
+        request_id=row.request_id,
+        tokens=row.tokens,
+        reason=row.reason,
+        tier=row.tier,
+        num_bytes=row.num_bytes,
+        idle_block_ms=row.idle_block_ms,
+        contended_block_ms=row.contended_block_ms,
+    )
