@@ -42,4 +42,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is closed by now; the interpreter's own end, with torch in it, takes a second or two.
+    os._exit(code)

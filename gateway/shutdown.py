@@ -11,7 +11,7 @@ SETTLING_SECONDS = 2.5  # those that did not: one engine step, one commit, their
 LEAVING_SECONDS = 0.5  # the engine link, the database, the interpreter
 GATEWAY_SECONDS = RUNNING_SECONDS + SETTLING_SECONDS + LEAVING_SECONDS
 
-ENGINE_SECONDS = 1.5  # its current step, its journal, torch's own end; a kill loses nothing then
+ENGINE_SECONDS = 1.5  # its current step and its journal; a kill after that loses nothing
 
 SLACK_SECONDS = TOTAL_SECONDS - GATEWAY_SECONDS - ENGINE_SECONDS  # for `up` itself
 

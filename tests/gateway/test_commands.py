@@ -134,6 +134,8 @@ def test_an_engine_address_that_is_none_is_named(
 def test_an_empty_report_is_a_table_and_a_list(migrated: Run) -> None:
     assert json.loads(migrated("report", "usage", "--json")) == []
     assert "cache_write_1h" in migrated("report", "usage")
+    assert json.loads(migrated("report", "pins", "--json")) == []
+    assert "contended block-s" in migrated("report", "pins")
 
 
 def commands(prefix: tuple[str, ...] = (), group: typer.Typer = app) -> list[tuple[str, ...]]:
