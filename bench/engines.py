@@ -98,6 +98,11 @@ class Engine:
             await asyncio.to_thread(self._process.wait)
             self._process = None
 
+    async def close(self) -> None:
+        """Stop, and remove the folder."""
+        await self.stop()
+        self._folder.cleanup()
+
     async def ask(self, request: GenerateRequest, *, stop_at: int | None = None) -> Answer:
         """One request, timed and checked against its record; ended by the client at `stop_at`."""
         answer = Answer(Timing(perf_counter()))
@@ -162,8 +167,7 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.stop()
-        self._folder.cleanup()
+        await self.close()
 
 
 def request(prompt: bytes, max_tokens: int, **fields: Any) -> GenerateRequest:

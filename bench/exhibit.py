@@ -10,7 +10,7 @@ from bench.counts import BenchError
 from bench.machine import Foreign, describe
 from bench.report import Report, publish
 
-DEFAULT_MODEL = Path("var/models/smollm2-135m-instruct")
+DEFAULT_MODEL = Path(__file__).parents[1] / "var/models/smollm2-135m-instruct"
 DEFAULT_OUT = Path("var/bench")
 
 Options = argparse.Namespace

@@ -7,7 +7,7 @@ weights' file) are shown apart: the kernel may drop their pages at any time.
 
 import asyncio
 import random
-from typing import Any
+from pathlib import Path
 
 from bench.counts import BenchError
 from bench.engines import Engine, request, warm_up
@@ -100,8 +100,8 @@ def mark(tokens: int) -> Breakpoint:
 
 def weights_bytes(options: Options, dtype: str) -> int:
     """The model's parameters in the engine's number format; the files hold float32."""
-    files: Any = options.model.glob("*.safetensors")
-    stored = sum(path.stat().st_size for path in files)
+    folder: Path = options.model
+    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return stored // 2 if dtype == "bfloat16" else stored
 
 

@@ -60,7 +60,9 @@ def _processor() -> str:
 
 def _commit() -> str:
     command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() or "unknown"
 
 

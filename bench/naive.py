@@ -60,8 +60,8 @@ Generate = Callable[[list[bytes], int], int]
 
 def load_transformers(options: Options, dtype: str) -> Generate:
     """A function that generates exactly so many tokens a prompt and returns how many in all."""
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype))
     model.eval()
 

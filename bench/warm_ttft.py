@@ -1,9 +1,10 @@
 """How much sooner a customer's first token comes when the prefix is cached (full: 1 min).
 
-Through the whole of `kvmeter up`, three arms, interleaved: *cold* writes a fresh 3,000-token prefix,
-*warm* reads it with another question, *control* sends a prefix never seen before, so that a machine
-that merely warmed up shows. Every arm's usage and engine record are checked before its time counts.
-The warm arm may take a quarter of the cold one; more would mean that the prefix was computed.
+Through the whole of `kvmeter up`, three arms, interleaved: *cold* writes a fresh 3,000-token
+prefix, *warm* reads it with another question, *control* sends a prefix never seen before, so that a
+machine that merely warmed up shows. Every arm's usage and engine record are checked before its time
+counts. The warm arm may take a quarter of the cold one; more would mean that the prefix was
+computed.
 """
 
 import argparse

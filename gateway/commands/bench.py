@@ -48,6 +48,6 @@ def bench(
     if not (CHECKOUT / "bench" / f"{exhibit}.py").is_file():
         raise CommandError("The exhibits are in the source checkout, not in the package")
     out = str((data_dir / "bench").absolute())
-    os.chdir(CHECKOUT)
     command = [sys.executable, "-m", f"bench.{exhibit}", "--out", out, *context.args]
-    os.execv(sys.executable, command)  # noqa: S606 - our own interpreter
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    os.execve(sys.executable, command, environment)  # noqa: S606 - our own interpreter
