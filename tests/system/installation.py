@@ -35,6 +35,11 @@ def environment(**settings: str) -> dict[str, str]:
     return {**kept, **settings}
 
 
+def _hear_hangups() -> None:
+    """A suite that runs under nohup hands on its deafness; `up` would rightly respect it."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Installation:
     """`with Installation(...) as it:` serves at `it.url`; leaving drains it and checks how."""
 
@@ -66,6 +71,7 @@ class Installation:
             stderr=subprocess.STDOUT,
             text=True,
             process_group=0 if group else None,
+            preexec_fn=_hear_hangups,  # noqa: PLW1509 - one system call in the child
         )
         threading.Thread(target=self._read, args=[self._process, heard], daemon=True).start()
         assert heard.wait(START_SECONDS), "".join(self.output)
