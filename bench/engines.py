@@ -19,6 +19,7 @@ from engine.client import (
     Admitted,
     EngineClient,
     EngineInfo,
+    EngineLost,
     EngineRecord,
     Finished,
     GenerateRequest,
@@ -91,11 +92,10 @@ class Engine:
         await self.start()
 
     async def stop(self) -> None:
-        """End the process as an operator would."""
+        """End the process in good order."""
         await self.client.close()
         if self._process is not None:
-            self._process.terminate()
-            await asyncio.to_thread(self._process.wait)
+            await asyncio.to_thread(self._process.communicate)  # closes its stdin
             self._process = None
 
     async def close(self) -> None:
@@ -111,6 +111,9 @@ class Engine:
                 await self._follow(request, answer, stop_at)
         except TimeoutError:
             raise BenchError(f"{request.request_id} hangs") from None
+        except EngineLost as error:
+            code = self._process.poll() if self._process else None
+            raise BenchError(f"{error} (exit code {code}): {self._log()}") from error
         timing = answer.timing
         if answer.record is not None:
             check_counts(
@@ -143,10 +146,9 @@ class Engine:
         listen = f"unix:{folder / 'engine.sock'}"
         command = [sys.executable, "-m", "engine", "--model", str(self._model)]
         command += ["--data-dir", str(folder), "--listen", listen, *self._flags]
+        command += ["--until-stdin-closes"]  # it ends with this process, however that ends
         with (folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         return self._process
 
     def _log(self) -> str:

@@ -79,8 +79,10 @@ def test_an_exhibit_with_bent_counts_fails_and_publishes_nothing(
         engine = Engine(options.model)
         client: Any = TellsRecord(replace(TRUE, output_tokens=output_tokens))
         engine.client = client
-        answer = await engine.ask(request(bytes(40), 2))
-        await engine.close()
+        try:
+            answer = await engine.ask(request(bytes(40), 2))
+        finally:
+            await engine.close()
         return Report("sample", ["fixed"], ("tokens",), [(answer.facts.output_tokens,)])
 
     if fails:

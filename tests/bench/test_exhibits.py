@@ -39,15 +39,6 @@ def test_in_flight_sharing_computes_a_prefix_once(tiny_folder: Path, tmp_path: P
     assert figures["caching off"]["computed"] == 6 * (512 + 16)
 
 
-def test_paging_wastes_less_than_reserving_the_most(tiny_folder: Path, tmp_path: Path) -> None:
-    facts = run("bench.kv_waste", "--model", str(tiny_folder), out=tmp_path)
-
-    figures = facts["figures"]
-    assert isinstance(figures, dict)
-    paged, contiguous = (figures[f"exponential, {kind}"] for kind in ("paged", "contiguous"))
-    assert paged["waste"] < 0.15 < 0.6 < contiguous["waste"]
-
-
 def test_a_step_is_timed_through_the_command(tmp_path: Path) -> None:
     facts = run("gateway.commands", "bench", "step_time", out=tmp_path)
 
