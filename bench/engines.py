@@ -59,7 +59,7 @@ class Engine:
 
     def __init__(self, model: Path, *flags: str) -> None:
         self._model, self._flags = model, (*PATIENCE, *flags)
-        self._folder = tempfile.TemporaryDirectory(prefix="kvmeter-bench-")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # from its first start on
         self._process: subprocess.Popen[bytes] | None = None
         self.client: EngineClient
 
@@ -76,10 +76,17 @@ class Engine:
         assert self._process is not None, "the engine is not running"
         return self._process.pid
 
+    @property
+    def _place(self) -> Path:
+        assert self._folder is not None, "the engine was never started"
+        return Path(self._folder.name)
+
     async def start(self) -> None:
         """Start, and wait until it serves."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="kvmeter-bench-")
         process = self._launch()
-        self.client = connect_engine(f"unix:{self._folder.name}/engine.sock")
+        self.client = connect_engine(f"unix:{self._place / 'engine.sock'}")
         deadline = perf_counter() + START_SECONDS
         while self.client.info is None:
             if process.poll() is not None or perf_counter() > deadline:
@@ -101,7 +108,8 @@ class Engine:
     async def close(self) -> None:
         """Stop, and remove the folder."""
         await self.stop()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     async def ask(self, request: GenerateRequest, *, stop_at: int | None = None) -> Answer:
         """One request, timed and checked against its record; ended by the client at `stop_at`."""
@@ -142,7 +150,7 @@ class Engine:
                     answer.refusal = message
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        folder = Path(self._folder.name)
+        folder = self._place
         listen = f"unix:{folder / 'engine.sock'}"
         command = [sys.executable, "-m", "engine", "--model", str(self._model)]
         command += ["--data-dir", str(folder), "--listen", listen, *self._flags]
@@ -152,7 +160,7 @@ class Engine:
         return self._process
 
     def _log(self) -> str:
-        log = Path(self._folder.name, "log").read_text(encoding="utf-8", errors="replace")
+        log = (self._place / "log").read_text(encoding="utf-8", errors="replace")
         return log[-1_000:]
 
     async def __aenter__(self) -> Self:
