@@ -120,7 +120,7 @@ def test_a_client_that_leaves_ends_its_wait_and_leaves_nothing(stack: Stack):
     stack.runner.gate.clear()
     with stack.in_background(BODY) as leader:
         assert stack.runner.at_gate.wait(PATIENCE_SECONDS)
-        stack.leave_early(BODY, seconds=0.2)
+        stack.leave_early(BODY, seconds=1)
         stack.wait_until(lambda: num_waits(stack, "stopped") == 1)
         assert num_waiting(stack) == 0
         assert len(stack.open_holds()) == 1
