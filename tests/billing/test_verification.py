@@ -96,7 +96,7 @@ def test_sound_books_have_no_problem(books: Books) -> None:
         ),
         (
             "kv_records",
-            "grants = replace(grants, 'true}', 'false}')",
+            "grants = replace(grants, '\"committed\":true', '\"committed\":false')",
             ["Request req_1 bills a write of 8 tokens that the engine did not pin."],
         ),
         (
