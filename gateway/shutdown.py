@@ -7,13 +7,13 @@ settlement, the gateway's own end; then the engine, which the settlement needed 
 TOTAL_SECONDS = 15.0  # what `kvmeter up` promises between the signal and its exit
 
 RUNNING_SECONDS = 10.0  # requests that run may still end by themselves
-SETTLING_SECONDS = 2.5  # those that did not: one engine step, one commit, their last words
-LEAVING_SECONDS = 0.5  # the engine link, the database, the interpreter
+SETTLING_SECONDS = 2.0  # those that did not: one engine step, one commit, their last words
+LEAVING_SECONDS = 1.0  # the engine link, the database, the interpreter: its end takes most of it
 GATEWAY_SECONDS = RUNNING_SECONDS + SETTLING_SECONDS + LEAVING_SECONDS
 
-ENGINE_SECONDS = 1.5  # its current step and its journal; a kill after that loses nothing
+ENGINE_SECONDS = 1.0  # its current step and its journal; a kill after that loses nothing
 
-SLACK_SECONDS = TOTAL_SECONDS - GATEWAY_SECONDS - ENGINE_SECONDS  # for `up` itself
+SLACK_SECONDS = TOTAL_SECONDS - GATEWAY_SECONDS - ENGINE_SECONDS  # `up`'s own end, likewise
 
 # How long open connections may last (a whole number: uvicorn's). They outlive the running requests,
 # whose clients are still to be told, and are cut before the gateway must leave.

@@ -14,7 +14,7 @@ def test_the_parts_of_an_ordered_stop_fit_into_what_is_promised():
     )
 
     assert sum(parts) == shutdown.TOTAL_SECONDS == STOP_SECONDS
-    assert min(parts) >= 0.5
+    assert min(parts) >= 1, "an interpreter's end alone takes 0.7 s of processor time"
 
 
 def test_connections_outlive_running_requests_and_not_their_settlement():
