@@ -26,6 +26,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._pins = [0] * num_blocks
         self._num_pinned = 0
+        self._num_evictable = 0
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._last_uses = [0] * num_blocks
         self.use_now = 1
@@ -41,6 +42,11 @@ class BlockPool:
         """Distinct blocks with a pin."""
         return self._num_pinned
 
+    @property
+    def num_evictable(self) -> int:
+        """Free blocks that still serve some prefix."""
+        return self._num_evictable
+
     def free_blocks(self) -> list[int]:
         """The free list, next to be allocated first."""
         return list(self._free)
@@ -52,10 +58,6 @@ class BlockPool:
     def count_free(self, blocks: Iterable[int]) -> int:
         """How many of these blocks are on the free list."""
         return sum(block in self._free for block in blocks)
-
-    def count_evictable(self) -> int:
-        """How many free blocks still serve some prefix."""
-        return sum(self._index.is_serving(block) for block in self._free)
 
     def last_use(self, block: int) -> int:
         """The count of uses when the block was last in use; the present one while it is."""
@@ -71,14 +73,15 @@ class BlockPool:
         block, _ = self._free.popitem(last=False)
         if self._index.is_serving(block):
             self.evicted_use = max(self.evicted_use, self._last_uses[block])
-        self._index.drop(block)
+            self._num_evictable -= 1
+        self._num_evictable += self.count_free(self._index.drop(block))
         self._refs[block] = 1
         return block
 
     def hold(self, block: int) -> None:
         """Add a reference."""
         self._refs[block] += 1
-        self._free.pop(block, None)
+        self._take(block)
 
     def release(self, table: Sequence[int]) -> None:
         """Drop a reference on each block of a table; later blocks will be evicted earlier."""
@@ -92,7 +95,7 @@ class BlockPool:
     def pin(self, block: int) -> bool:
         """Add a pin; whether it is the block's first."""
         self._pins[block] += 1
-        self._free.pop(block, None)
+        self._take(block)
         is_first = self._pins[block] == 1
         self._num_pinned += is_first
         return is_first
@@ -113,9 +116,18 @@ class BlockPool:
         unused = {b for b in range(self.num_blocks) if not (self._refs[b] or self._pins[b])}
         assert unused == set(self._free), "the free list is not exactly the unused blocks"
         assert self._num_pinned == sum(count > 0 for count in self._pins), "pinned miscounted"
+        num_serving = sum(self._index.is_serving(block) for block in self._free)
+        assert self._num_evictable == num_serving, "evictable blocks miscounted"
+
+    def _take(self, block: int) -> None:
+        """Take a block that gets a holder off the free list, if it is there."""
+        if block in self._free:
+            del self._free[block]
+            self._num_evictable -= self._index.is_serving(block)
 
     def _free_if_unused(self, block: int, *, cold: bool) -> None:
         if self._refs[block] == 0 and self._pins[block] == 0:
+            self._num_evictable += self._index.is_serving(block)
             self._free[block] = None
             self._free.move_to_end(block, last=not cold)
             if cold:

@@ -159,7 +159,7 @@ class EngineCore:
     def stats(self) -> dict[str, float]:
         """Gauges and counters by metric name."""
         pool, leases = self.scheduler.pool, self.scheduler.leases
-        num_evictable = pool.count_evictable()
+        num_evictable = pool.num_evictable
         num_reserved, num_live = self.scheduler.count_slots()
         gauges: dict[str, float] = {
             "num_requests_running": len(self.scheduler.running),

@@ -179,14 +179,21 @@ class PrefixIndex:
         own.append(entry)
         self._entries.setdefault(_slot(prefix), []).append(entry)
 
-    def drop(self, block: int) -> None:
-        """Forget every entry of a block, full and tails; another block of a prefix takes over."""
+    def drop(self, block: int) -> list[int]:
+        """Forget every entry of a block, full and tails; another block of a prefix takes over.
+
+        Returns the blocks that serve now and did not before.
+        """
+        heirs = []
         for entry in self._entries_of_block.pop(block, ()):
             slot = _slot(entry.prefix)
             rivals = self._entries[slot]
+            if rivals[0] is entry and len(rivals) > 1 and not self.is_serving(rivals[1].block):
+                heirs.append(rivals[1].block)
             rivals.remove(entry)
             if not rivals:
                 del self._entries[slot]
+        return heirs
 
     def is_serving(self, block: int) -> bool:
         """Whether some prefix is found through this block, and not through an equal one."""
