@@ -1,7 +1,7 @@
 """The workloads: lengths from committed lists, words and token ids from seeds.
 
 A list has the lengths of N requests. Drawn lists are stratified: the lengths are the N midpoint
-quantiles of the distribution, shuffled by the seed, so that 64 requests have the tail that they
+quantiles of the distribution, shuffled by the seed, so that 256 requests have the tail that they
 claim. W1 to W3 keep the lengths that the peers were measured with.
 
     python -m bench.workloads      # writes the drawn lists again
@@ -118,7 +118,7 @@ def _recipe(
     prompt: Callable[[float], int],
     output: Callable[[float], int],
     max_tokens: int,
-    num_jobs: int = 64,
+    num_jobs: int = 256,
     seed: int = 20_261_129,
 ) -> Callable[[str], Workload]:
     def make(name: str) -> Workload:
