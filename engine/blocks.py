@@ -78,7 +78,7 @@ class BlockPool:
         self._refs[block] = 1
         return block
 
-    def hold(self, block: int) -> None:
+    def attach(self, block: int) -> None:
         """Add a reference."""
         self._refs[block] += 1
         self._take(block)

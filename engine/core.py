@@ -92,12 +92,12 @@ class EngineCore:
         self.scheduler.waiting.add(sequence)
         return None
 
-    def abort(self, request_id: str, now_ms: int) -> None:
+    def abort(self, request_id: str) -> None:
         """End a request in the next step; its Finished event comes from there. Idempotent."""
         if request_id in self._live:
             self._endings.setdefault(request_id, ("aborted", None))
 
-    def finish(self, request_id: str, output_tokens: int, now_ms: int) -> None:
+    def finish(self, request_id: str, output_tokens: int) -> None:
         """End a request in the next step, keeping its first `output_tokens` output tokens."""
         if request_id in self._live:
             self._endings.setdefault(request_id, ("finished", output_tokens))

@@ -175,12 +175,12 @@ class EngineServer:
                 self._submit(link, request)
             case Abort(request_id):
                 if request_id in link.request_ids:
-                    self._core.abort(request_id, self._clock())
+                    self._core.abort(request_id)
             case Finish(request_id, output_tokens):
                 if output_tokens < 0:
                     raise FrameError(f"output_tokens is negative: {output_tokens}")
                 if request_id in link.request_ids:
-                    self._core.finish(request_id, output_tokens, self._clock())
+                    self._core.finish(request_id, output_tokens)
             case Lookup() | Stats() | Unpin():
                 self._questions.append((link, self._heard(message)))
 
@@ -258,7 +258,7 @@ class EngineServer:
     def _drop(self, link: Link) -> None:
         """Close a link and abort its requests; their records close in the next step."""
         for request_id in link.request_ids:
-            self._core.abort(request_id, self._clock())
+            self._core.abort(request_id)
             self._owners.pop(request_id, None)
         self._outbox.pop(link, None)
         self._links.discard(link)
@@ -271,7 +271,7 @@ class EngineServer:
     def _end(self) -> None:
         """Abort everything; the last step closes the records and tells the clients."""
         for request_id in self._owners:
-            self._core.abort(request_id, self._clock())
+            self._core.abort(request_id)
         while self._core.has_work:
             self._turn()
         self._core.stop(self._clock())

@@ -82,10 +82,10 @@ class BlockTables:
         """
         # Every matched block is held before any is allocated: allocation evicts.
         for block in match.blocks:
-            self.pool.hold(block)
+            self.pool.attach(block)
             sequence.add_block(block)
         if match.tail_source is not None:
-            self.pool.hold(match.tail_source)
+            self.pool.attach(match.tail_source)
         self.extend(sequence)
         sequence.chain.adopt(match.prefixes, len(match.blocks) - len(match.prefixes))
         sequence.computed = sequence.num_reused = match.tokens

@@ -108,7 +108,7 @@ def test_free_and_used_blocks_are_all_blocks(operations) -> None:
             refs[pool.allocate()] += 1
         elif name == "hold" and used:
             block = data.draw(st.sampled_from(used))
-            pool.hold(block)
+            pool.attach(block)
             refs[block] += 1
         elif name == "release" and used:
             block = data.draw(st.sampled_from(used))

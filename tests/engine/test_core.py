@@ -138,9 +138,9 @@ def test_finish_keeps_the_first_tokens_and_counts_the_rest_as_overrun() -> None:
     for _ in range(4):
         here.step()
 
-    here.core.finish("r", 3, here.now_ms)
+    here.core.finish("r", 3)
     (finished,) = here.step()
-    here.core.finish("r", 1, here.now_ms)
+    here.core.finish("r", 1)
 
     assert (finished.reason, finished.record.output_tokens) == ("finished", 3)
     assert finished.record.overrun_tokens == 1
@@ -156,7 +156,7 @@ def test_abort_ends_a_request_in_every_state_and_only_once() -> None:
     assert here.core.state_of("waiting") == "waiting"
 
     for name in ("running", "waiting", "running", "unknown"):
-        here.core.abort(name, here.now_ms)
+        here.core.abort(name)
     running, waiting = here.step()
 
     assert (running.reason, running.record.output_tokens) == ("aborted", 1)

@@ -91,9 +91,9 @@ def test_a_follower_goes_on_when_its_leader_ends(how: str) -> None:
     deferred_behind_a_slow_leader(here)
 
     if how == "abort":
-        here.core.abort("leader", here.now_ms)
+        here.core.abort("leader")
     elif how == "finish":
-        here.core.finish("leader", 0, here.now_ms)
+        here.core.finish("leader", 0)
     else:
         here.runner.fails_next = True
     events = here.step() + here.drain()

@@ -270,7 +270,7 @@ def test_row_26_an_abort_right_after_a_restore_leaves_a_whole_cache() -> None:
     here.boot()
     here.submit(ask("leaves", range(20), read_tokens=14, max_tokens=9, breakpoints=(read(14),)))
     here.step()
-    here.core.abort("leaves", here.now_ms)
+    here.core.abort("leaves")
     here.drain()
 
     record = record_of(here.run(ask("next", range(20), read_tokens=14)))

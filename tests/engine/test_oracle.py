@@ -147,11 +147,11 @@ class Scenario:
             else:
                 self.live.append(request.request_id)
         if self.live and self.chance.random() < 0.03:
-            self.bench.core.abort(self.chance.choice(self.live), self.bench.now_ms)
+            self.bench.core.abort(self.chance.choice(self.live))
         if self.live and self.chance.random() < 0.03:
             request_id = self.chance.choice(self.live)
             num_kept = self.chance.randint(0, 1 + len(self.output.get(request_id, ())))
-            self.bench.core.finish(request_id, num_kept, self.bench.now_ms)
+            self.bench.core.finish(request_id, num_kept)
         self.bench.runner.fails_next = self.has_failures and self.chance.random() < 0.03
 
         if self.chance.random() < 0.03:

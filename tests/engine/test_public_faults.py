@@ -98,10 +98,10 @@ def test_row_13_what_was_not_computed_is_never_found(how: str) -> None:
     here.submit(ask("first", range(30), max_tokens=5))
     here.step()  # ten of thirty are computed; blocks for all of them are allocated
     if how == "abort":
-        here.core.abort("first", here.now_ms)
+        here.core.abort("first")
     elif how == "preempt":
         here.core.scheduler._preempt(here.core.scheduler.running[-1])
-        here.core.abort("first", here.now_ms)
+        here.core.abort("first")
     else:
         here.runner.fails_next = True
     here.step()
@@ -130,7 +130,7 @@ def test_row_16_a_queue_never_stands_still_while_nothing_runs() -> None:
     num_ended = 0
 
     while here.core.has_work:
-        here.core.abort(f"r{num_ended * 3}", here.now_ms)
+        here.core.abort(f"r{num_ended * 3}")
         num_ended += len(of(here.step(), Finished))  # the bench asserts that no step stalls
 
     assert num_ended == 40
@@ -233,7 +233,7 @@ def test_row_30_looking_for_a_prefix_does_not_keep_it() -> None:
     here.step()
     assert here.core.state_of("blocked") == "waiting"  # it was matched, and did not fit
     for name in ("running", "blocked"):
-        here.core.abort(name, here.now_ms)
+        here.core.abort(name)
 
     here.run(ask("small", range(300, 318), max_tokens=0))
 

@@ -91,7 +91,7 @@ def test_one_block_for_each_running_sequence_stays_free_at_admission() -> None:
     here.step()
     assert here.core.state_of("exact") == "waiting"
 
-    here.core.abort("exact", here.now_ms)
+    here.core.abort("exact")
     here.submit(ask("leaves one", range(100, 112), max_tokens=1))
     events = here.step()
 
