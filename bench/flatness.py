@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
 
-from bench.counts import BenchError
-
 Point = tuple[float, float]  # minutes since the start, MB
 
 SETTLED_MINUTES = 5  # before that, caches and allocators fill up
@@ -33,12 +31,11 @@ def step_between_thirds(points: Sequence[Point]) -> float:
     return median(last) - median(middle)
 
 
-def check_flat(points: Sequence[Point]) -> None:
-    """Raise BenchError if memory grows over the run."""
+def find_growth(points: Sequence[Point]) -> str | None:
+    """How memory grows over the run; None if it is flat."""
     slope, step = slope_per_hour(settled(points)), step_between_thirds(points)
     if slope > MOST_MB_PER_HOUR:
-        raise BenchError(f"memory grows by {slope:.1f} MB an hour; at most {MOST_MB_PER_HOUR}")
+        return f"memory grows by {slope:.1f} MB an hour; at most {MOST_MB_PER_HOUR}"
     if step > MOST_STEP_MB:
-        raise BenchError(
-            f"memory in the last third is {step:.1f} MB above the middle; at most {MOST_STEP_MB}"
-        )
+        return f"memory in the last third is {step:.1f} MB above the middle; at most {MOST_STEP_MB}"
+    return None
