@@ -77,20 +77,26 @@ class Engine:
         return self._process.pid
 
     @property
-    def _place(self) -> Path:
+    def folder(self) -> Path:
+        """Its data folder."""
         assert self._folder is not None, "the engine was never started"
         return Path(self._folder.name)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"unix:{self.folder / 'engine.sock'}"
 
     async def start(self) -> None:
         """Start, and wait until it serves."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="kvmeter-bench-")
         process = self._launch()
-        self.client = connect_engine(f"unix:{self._place / 'engine.sock'}")
+        self.client = connect_engine(self.url)
         deadline = perf_counter() + START_SECONDS
         while self.client.info is None:
             if process.poll() is not None or perf_counter() > deadline:
-                raise BenchError(f"the engine did not start: {self._log()}")
+                raise BenchError(f"the engine did not start: {self.log()}")
             await asyncio.sleep(0.05)
 
     async def restart(self) -> None:
@@ -121,7 +127,7 @@ class Engine:
             raise BenchError(f"{request.request_id} hangs") from None
         except EngineLost as error:
             code = self._process.poll() if self._process else None
-            raise BenchError(f"{error} (exit code {code}): {self._log()}") from error
+            raise BenchError(f"{error} (exit code {code}): {self.log()}") from error
         timing = answer.timing
         if answer.record is not None:
             check_counts(
@@ -132,6 +138,11 @@ class Engine:
             timing.output_tokens = answer.record.output_tokens
             del timing.arrivals_s[timing.output_tokens :]
         return answer
+
+    def log(self) -> str:
+        """The end of what it has said."""
+        log = (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+        return log[-1_000:]
 
     async def _follow(self, request: GenerateRequest, answer: Answer, stop_at: int | None) -> None:
         arrivals = answer.timing.arrivals_s
@@ -150,18 +161,13 @@ class Engine:
                     answer.refusal = message
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        folder = self._place
-        listen = f"unix:{folder / 'engine.sock'}"
+        folder = self.folder
         command = [sys.executable, "-m", "engine", "--model", str(self._model)]
-        command += ["--data-dir", str(folder), "--listen", listen, *self._flags]
+        command += ["--data-dir", str(folder), "--listen", self.url, *self._flags]
         command += ["--until-stdin-closes"]  # it ends with this process, however that ends
         with (folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         return self._process
-
-    def _log(self) -> str:
-        log = (self._place / "log").read_text(encoding="utf-8", errors="replace")
-        return log[-1_000:]
 
     async def __aenter__(self) -> Self:
         try:

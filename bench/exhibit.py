@@ -27,7 +27,8 @@ def present(
     """Run an exhibit named by its file and publish its report.
 
     `doc` is the exhibit's docstring: `--help` shows it. A figure that would not mean what it says
-    ends the process with one sentence and exit code 1, and nothing is written.
+    ends the process with one sentence and exit code 1, and nothing is written. So does a report's
+    fault, after it was written: what is wrong can be read from the figures.
     """
     name = Path(sys.argv[0]).stem
     assert doc is not None, "an exhibit says what it shows"
@@ -50,6 +51,8 @@ def present(
         "foreign_cores": foreign.cores(),
     }
     publish(report, name=name, folder=options.out, facts=facts)
+    if report.fault is not None:
+        sys.exit(f"{name}: {report.fault}")
 
 
 async def run(body: Body, options: Options) -> Report:

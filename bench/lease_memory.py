@@ -66,9 +66,9 @@ async def body(options: Options) -> Report:
     return report
 
 
-async def measure_block(options: Options) -> int:
+async def measure_block(options: Options, *flags: str) -> int:
     """Bytes of one KV block, asked of an engine that is not measured."""
-    async with Engine(options.model) as engine:
+    async with Engine(options.model, *flags) as engine:
         await engine.ask(request(token_ids(random.Random(0), 16), 0, breakpoints=(mark(16),)))
         stats = await engine.client.stats()
         return int(stats["kv_bytes_pinned"] // stats["kv_blocks_pinned"])

@@ -35,6 +35,7 @@ class Report:
     figures: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     plot: Plot | None = None
+    fault: str | None = None  # the figures are true, and not as they must be: exit code 1
 
 
 def publish(report: Report, *, name: str, folder: Path, facts: dict[str, Any]) -> None:

@@ -237,7 +237,7 @@ class EngineCore:
             self.scheduler.counts["steps_failed_total"] += 1
             self.scheduler.abandon(step)
             message = f"The step failed: {type(error).__name__}: {error}"
-            return [self._end(s, "error", message=message) for s, _ in step.scheduled]
+            return [self._end(s, "error", message=message) for s in step.members()]
         return [*self._commit(step), *self._hand_out(step, sampled)]
 
     def _commit(self, step: Step) -> list[Event]:

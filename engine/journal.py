@@ -13,7 +13,7 @@ oldest go first.
 import fcntl
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -113,6 +113,22 @@ class Journal:
             for request_id in request_ids
             if request_id in self._places
         }
+
+    def last_reports(self, limit: int) -> list[LeaseReport]:
+        """The newest report of each of the `limit` leases reported last, the newest last.
+
+        Reads files from the newest on, until there are enough. Raises JournalError.
+        """
+        newest: dict[str, LeaseReport] = {}
+        for number in reversed(segment_numbers(self._folder, "lease")):
+            lines = [data for _, data in read_segment(segment_path(self._folder, "lease", number))]
+            for data in reversed(lines):
+                with suppress(FrameError):  # of another version: its lease ended long ago
+                    report: LeaseReport = from_plain(LeaseReport, data)
+                    newest.setdefault(report.lease_id, report)
+                if len(newest) == limit:
+                    return list(newest.values())[::-1]
+        return list(newest.values())[::-1]
 
     def __contains__(self, request_id: str) -> bool:
         """Whether this request was ever admitted, as far back as the journal goes."""

@@ -242,8 +242,10 @@ class Scheduler:
         """Let a sequence run in its blocks."""
         if (copy := self.tables.attach(sequence, match)) is not None:
             step.copies.append(copy)
+            step.filled.append(sequence)
         if (load := self.tables.load(sequence, match)) is not None:
             step.loads.append(load)
+            step.filled.append(sequence)
             step.restored.append((sequence, match))
         sequence.deferral = None
         self.running.append(sequence)

@@ -8,7 +8,7 @@ its requests.
 import os
 import selectors
 import socket
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -46,7 +46,7 @@ from engine.protocol import (
 MAX_LINKS = 64  # a gateway needs one
 MAX_LOOKUP_IDS = 4_096  # keeps an answer well under a frame
 MAX_REQUEST_ID_CHARS = 256  # likewise: every event and record carries one
-MAX_UNHEARD_REPORTS = 10_000  # while there is no link; the journal keeps more
+MAX_REPORTS_AGAIN = 10_000  # leases; the journal keeps more
 
 
 class EngineServer:
@@ -67,7 +67,9 @@ class EngineServer:
         self._links: set[Link] = set()
         self._owners: dict[str, Link] = {}
         self._outbox: defaultdict[Link, list[Event]] = defaultdict(list)
-        self._reports: deque[LeaseReport] = deque(maxlen=MAX_UNHEARD_REPORTS)
+        # The newest report of each lease, for links to come.
+        reports = journal.last_reports(MAX_REPORTS_AGAIN)
+        self._reports: dict[str, LeaseReport] = {report.lease_id: report for report in reports}
         self._questions: list[tuple[Link, Lookup | Stats | Unpinned]] = []
         self._stopping = False
         self._waker, self._woken = socket.socketpair()
@@ -170,7 +172,7 @@ class EngineServer:
     def _take(self, link: Link, message: ClientMessage) -> None:
         match message:
             case Hello():
-                link.send(Hello(info=self._info))
+                self._greet(link)
             case Submit(request):
                 self._submit(link, request)
             case Abort(request_id):
@@ -212,14 +214,25 @@ class EngineServer:
         return self._core.submit(request, self._clock())
 
     def _send_reports(self) -> None:
-        """Tell every client what leases cost; while there is none, keep it for the next."""
-        self._reports.extend(self._core.take_reports())
-        listeners = [link for link in self._links if link.is_open]
-        if self._reports and listeners:
-            reports = Reports(tuple(self._reports))
-            self._reports.clear()
-            for link in listeners:
-                link.send(reports)
+        """Tell every client what leases cost, and keep it for those to come."""
+        reports = self._core.take_reports()
+        for report in reports:
+            self._reports.pop(report.lease_id, None)
+            self._reports[report.lease_id] = report
+        while len(self._reports) > MAX_REPORTS_AGAIN:
+            del self._reports[next(iter(self._reports))]
+        if reports:
+            for link in [link for link in self._links if link.is_open]:
+                link.send(Reports(tuple(reports)))
+
+    def _greet(self, link: Link) -> None:
+        """Say what the engine is, and again what leases have cost: twice does no harm.
+
+        A gateway may have died before it kept what it heard; none heard the last engine stop.
+        """
+        link.send(Hello(info=self._info))
+        if self._reports:
+            link.send(Reports(tuple(self._reports.values())))
 
     def _answer(self) -> None:
         """Answer the turn's questions, after its step and with its facts in the journal.

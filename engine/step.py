@@ -12,8 +12,9 @@ class Step:
     """One step: what the runner is asked, and for whom.
 
     `scheduled` pairs each row's sequence with its number of new tokens; `admitted` are those that
-    left the queue for the first time; `restored` those whose match a stored lease lengthened. The
-    step `is_open` while newcomers may be admitted.
+    left the queue for the first time; `filled` are those into whose blocks the step copies or
+    loads, with a row or, resumed beyond the budget, without; `restored` those of them whose match a
+    stored lease lengthened. The step `is_open` while newcomers may be admitted.
     """
 
     scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -21,6 +22,7 @@ class Step:
     rows: list[Row] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     loads: list[BlockLoad] = field(default_factory=list)
+    filled: list[Sequence] = field(default_factory=list)
     restored: list[tuple[Sequence, Match]] = field(default_factory=list)
     budget_left: int = 0
     is_open: bool = False
@@ -34,6 +36,11 @@ class Step:
     def has_prompt(self) -> bool:
         """Whether some row computes more than one token."""
         return any(num_new > 1 for _, num_new in self.scheduled)
+
+    def members(self) -> list[Sequence]:
+        """Everyone whose blocks are not what they should be if the step fails."""
+        scheduled = [sequence for sequence, _ in self.scheduled]
+        return list(dict.fromkeys([*scheduled, *self.filled]))
 
     @property
     def plan(self) -> Plan:

@@ -141,6 +141,37 @@ def test_the_gateway_starts_without_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0
 
 
+# What a machine that runs only the engine need not have.
+ABSENT = (
+    "gateway", "billing", "fastapi", "starlette", "uvicorn", "uvloop", "httptools", "httpx",
+    "pydantic", "pydantic_settings", "orjson", "tokenizers", "prometheus_client", "typer", "rich",
+    "sqlalchemy", "psycopg", "alembic", "anthropic", "transformers", "matplotlib",
+)  # fmt: skip
+ENGINE_ALONE = """
+import importlib, pkgutil, sys
+import pytest
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+engine = importlib.import_module("engine")
+for module in pkgutil.walk_packages(engine.__path__, "engine."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+sys.exit(pytest.main(["--collect-only", "-q", "-q", "tests/engine"]))
+"""
+
+
+def test_the_engine_and_its_tests_need_only_the_engines_packages() -> None:
+    command = [sys.executable, "-c", ENGINE_ALONE, *ABSENT]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, f"move the test to tests/parity: {done.stdout}{done.stderr}"
+
+
 def test_every_module_is_used() -> None:
     entry_points = {"gateway.commands", "engine.default_model", "migrations.env"}
     sources = {module_name(path): path.read_text("utf-8") for path in python_files(*PACKAGES)}

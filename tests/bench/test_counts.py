@@ -93,3 +93,17 @@ def test_an_exhibit_with_bent_counts_fails_and_publishes_nothing(
         assert "lengths: fixed" in capsys.readouterr().out
 
     assert (tmp_path / "sample.json").exists() != fails
+
+
+def test_a_report_with_a_fault_is_published_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sample.py", "--out", str(tmp_path)])
+
+    async def body(options: Options) -> Report:
+        return Report("sample", ["fixed"], ("MB",), [(800,)], fault="memory grows")
+
+    with pytest.raises(SystemExit, match="sample: memory grows"):
+        present("Sample (full: 0 s).", body)
+
+    assert '"memory grows"' in (tmp_path / "sample.json").read_text()

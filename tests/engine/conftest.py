@@ -1,23 +1,16 @@
-"""Fixtures of the engine's tests: the default model and a tiny one, each built once a run."""
+"""Fixtures of the engine's tests, which need no network, no tokenizer and no package but its own.
 
-import os
+What needs the default model or `transformers` is in tests/parity.
+"""
+
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.default_model import ensure_default_model
 from tests.engine.tiny_model import write_tiny_model
 
 torch.set_num_threads(1)
-CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="session")
-def smollm2_folder() -> Path:
-    """The default model, fetched and converted if this checkout has none yet."""
-    models_dir = Path(os.environ.get("KVMETER_MODELS_DIR", CHECKOUT / "var" / "models"))
-    return ensure_default_model(models_dir, lambda line: None)
 
 
 @pytest.fixture(scope="session")

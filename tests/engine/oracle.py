@@ -44,6 +44,7 @@ class OracleRunner:
         ]
         self.contents: dict[str, list[Slot]] = {}
         self.fails_next = False
+        self.fails_loading = False  # whatever loads next
         self.fault: AssertionError | None = None
         self.num_copies = 0
         self.num_loads = 0
@@ -64,6 +65,7 @@ class OracleRunner:
 
     def _execute(self, plan: Plan) -> list[int]:
         self.plans.append(plan)
+        self.fails_next |= self.fails_loading and bool(plan.loads)
         sources = {copy.source for copy in plan.copies}
         fresh = {copy.target for copy in plan.copies} | set(self._started_blocks(plan))
         fresh |= {block for load in plan.loads for block in load.blocks}

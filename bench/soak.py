@@ -1,0 +1,193 @@
+"""Half an hour at a full pin cap with random ends: nothing leaks, nobody waits (full: 30 min).
+
+A small pool, five tenants, leases of both classes that expire, nest, are refused, spilled to disk,
+restored and unpinned; a fifth of the requests is aborted in whatever state it is; a link ends now
+and then. After every half minute or so the engine runs dry: then all blocks must be free, cached or
+pinned, no gauge may count a request, the journal must agree with every client, and memory, open
+files and folders are measured. In runs of 15 minutes or more, memory that is not flat after the
+first five is a failure, too.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from time import perf_counter
+
+from bench.counts import BenchError
+from bench.engines import Engine
+from bench.exhibit import Options, present
+from bench.flatness import (
+    LEAST_MINUTES,
+    MOST_MB_PER_HOUR,
+    MOST_STEP_MB,
+    find_growth,
+    settled,
+    slope_per_hour,
+    step_between_thirds,
+)
+from bench.idle import Sample, check_idle, take_sample, wait_idle
+from bench.lease_memory import measure_block
+from bench.mix import Mix
+from bench.report import Plot, Report
+from bench.traffic import Tally, Traffic
+
+CONTEXT_TOKENS, BLOCK_TOKENS = 1_024, 16
+CONTEXT_BLOCKS = CONTEXT_TOKENS // BLOCK_TOKENS
+CAP_BLOCKS, QUOTA_BLOCKS, DISK_BLOCKS = 48, 22, 160
+QUEUE_WAIT_SECONDS = 8
+AT_ONCE, MAX_NUM_SEQS, STEP_TOKENS = 16, 8, 256
+MOST_MORE_FILES = 2  # the lease writer's, and a journal file that is being replaced
+
+
+async def body(options: Options) -> Report:
+    """One engine, loaded and left idle by turns."""
+    chance = random.Random(options.seed)
+    minutes = 0.2 if options.quick else options.minutes
+    with tempfile.TemporaryDirectory(prefix="kvmeter-soak-") as folder:
+        model = with_short_context(options.model, Path(folder) / options.model.name)
+        block_bytes = await measure_block(argparse.Namespace(model=model), "--dtype", options.dtype)
+        async with Engine(model, "--dtype", options.dtype, *flags(block_bytes)) as engine:
+            mix = Mix(chance, context_tokens=CONTEXT_TOKENS)
+            traffic = Traffic(engine, mix, chance, queue_wait_seconds=QUEUE_WAIT_SECONDS)
+            try:
+                samples = await soak(engine, traffic, chance, minutes=minutes)
+                stats = await give_all_back(engine, traffic)
+            finally:
+                await traffic.close()
+    points = [(sample.minute, sample.own_mb) for sample in samples]
+    check_files(samples)
+    is_judged = samples[-1].minute >= LEAST_MINUTES
+    report = Report(
+        f"Soak, {samples[-1].minute:.0f} min at the pin cap, seed {options.seed}",
+        [f"random: 1 to {CONTEXT_TOKENS + 60} in, 0 to 200 out, {AT_ONCE} clients"],
+        ("what", "count"),
+    )
+    report.rows = [*rows(traffic, samples, stats)]
+    if is_judged:
+        slope = slope_per_hour(settled(points))
+        step = step_between_thirds(points)
+        report.fault = find_growth(points)
+        report.rows.append((f"own memory, MB an hour (at most {MOST_MB_PER_HOUR})", slope))
+        report.rows.append((f"last third above the middle, MB (at most {MOST_STEP_MB})", step))
+    else:
+        report.notes.append(f"memory is not judged in less than {LEAST_MINUTES} minutes")
+    report.figures = {"tally": plain(traffic.tally), "stats": stats,
+                      "samples": [asdict(sample) for sample in samples]}  # fmt: skip
+    report.plot = Plot("lines", "minutes", "MB, blocks", {
+        "own memory, MB": list(points),
+        "pinned blocks": [(sample.minute, sample.pinned) for sample in samples],
+        "lease files, MB": [(sample.minute, sample.leases_mb) for sample in samples],
+    })  # fmt: skip
+    return report
+
+
+def flags(block_bytes: int) -> tuple[str, ...]:
+    """A pool of one context beside the cap: with the cap full, a few requests fill it."""
+    sizes = {
+        "--kv-cache-memory": (CONTEXT_BLOCKS + CAP_BLOCKS) * block_bytes,
+        "--lease-cap-bytes": CAP_BLOCKS * block_bytes,
+        "--lease-quota-bytes": QUOTA_BLOCKS * block_bytes,
+        "--lease-disk-bytes": DISK_BLOCKS * block_bytes,
+        "--max-num-seqs": MAX_NUM_SEQS,
+        "--max-num-batched-tokens": STEP_TOKENS,
+        "--max-queue-wait-seconds": QUEUE_WAIT_SECONDS,
+        "--block-size": BLOCK_TOKENS,
+    }
+    return tuple(str(each) for pair in sizes.items() for each in pair)
+
+
+def with_short_context(model: Path, folder: Path) -> Path:
+    """The same model with a context of CONTEXT_TOKENS, so that its pool can be small."""
+    folder.mkdir()
+    for path in model.iterdir():
+        if path.name == "config.json":
+            config = json.loads(path.read_text(encoding="utf-8"))
+            config["max_position_embeddings"] = CONTEXT_TOKENS
+            (folder / path.name).write_text(json.dumps(config), encoding="utf-8")
+        elif path.suffix == ".safetensors" or path.name == "generation_config.json":
+            (folder / path.name).symlink_to(path.absolute())
+    return folder
+
+
+async def soak(
+    engine: Engine, traffic: Traffic, chance: random.Random, *, minutes: float
+) -> list[Sample]:
+    """Load and idle moments by turns; what each idle moment measured."""
+    start_s = perf_counter()
+    samples: list[Sample] = []
+    while (left_s := start_s + 60 * minutes - perf_counter()) > 0:
+        seconds = min(left_s, chance.uniform(3, min(45.0, 20 * minutes)))
+        await traffic.run(seconds, at_once=AT_ONCE)
+        samples.append(await take_sample(engine, start_s))
+        await traffic.check_ended()
+    return samples
+
+
+async def give_all_back(engine: Engine, traffic: Traffic) -> dict[str, float]:
+    """Without its leases the engine has nothing left, in no tier."""
+    await traffic.unpin_all()
+    stats = await wait_idle(engine)
+    check_idle(stats, pin_cap=0)
+    if stats["leases_live"] or stats["lease_files"] or stats["lease_disk_bytes"]:
+        raise BenchError(f"leases outlive their unpin: {stats}")
+    return stats
+
+
+def check_files(samples: Sequence[Sample]) -> None:
+    """Raise BenchError if open files pile up."""
+    first = samples[0].num_files_open
+    if (most := max(sample.num_files_open for sample in samples)) > first + MOST_MORE_FILES:
+        raise BenchError(f"{most} files open at idle, {first} at first")
+
+
+def rows(
+    traffic: Traffic, samples: Sequence[Sample], stats: dict[str, float]
+) -> list[tuple[str, float | str]]:
+    """The table."""
+    tally = traffic.tally
+    answered = sum(tally.outcomes.values())
+    table: list[tuple[str, float | str]] = [("requests", answered), ("idle moments", len(samples))]
+    table += [(f"ended: {name}", n) for name, n in sorted(tally.outcomes.items())]
+    table += [(f"aborted in {state}", n) for state, n in sorted(tally.aborts.items())]
+    table += [(f"breakpoints: {name}", n) for name, n in sorted(tally.grants.items())]
+    table += [
+        ("cap nine tenths full, share of probes", tally.num_probes_full / max(1, tally.num_probes)),
+        ("leases unpinned", tally.num_unpinned), ("links ended", tally.num_relinks),
+        ("longest wait for an answer, s", tally.longest_queue_s),
+        ("longest abort, s", tally.longest_abort_s),
+        ("longest wait between two steps, s", tally.longest_probe_s),
+    ]  # fmt: skip
+    names = ("lease_expired_total", "lease_given_up_total", "lease_files_read_total",
+             "lease_saves_skipped_total", "preemptions_total", "deferrals_total",
+             "steps_total", "prefix_tokens_lease_read_total")  # fmt: skip
+    table += [(name, int(stats[name])) for name in names if name in stats]
+    for minute in (0, 5, 15, 30):
+        near = min(samples, key=lambda sample: abs(sample.minute - minute))
+        table.append((
+            f"at {near.minute:.1f} min: own MB, mapped MB, files, journal MB, leases MB",
+            f"{near.own_mb}, {near.mapped_mb}, {near.num_files_open}, {near.journal_mb}, "
+            f"{near.leases_mb}",
+        ))  # fmt: skip
+    return table
+
+
+def plain(tally: Tally) -> dict[str, object]:
+    """For JSON."""
+    values = {each.name: getattr(tally, each.name) for each in fields(tally)}
+    return {name: dict(v) if isinstance(v, Counter) else v for name, v in values.items()}
+
+
+def extend(parser: argparse.ArgumentParser) -> None:
+    """The exhibit's own flags."""
+    parser.add_argument("--minutes", type=float, default=30.0, metavar="MINUTES")
+    parser.add_argument("--dtype", default="auto", metavar="{auto,float32,bfloat16}")
+    parser.add_argument("--seed", type=int, default=1, metavar="N")
+
+
+if __name__ == "__main__":
+    present(__doc__, body, extend=extend)
