@@ -159,10 +159,10 @@ static void finish(const struct target *to, const struct linear *linear, outputs
 }
 
 // One phase: a unit is one group for up to CHUNK rows, so that those rows stay in the L2 cache.
-static void apply(struct team *team, const struct linear *linear, const bf16 *x, int64_t num_rows,
+static void apply(struct worker *worker, const struct linear *linear, const bf16 *x, int64_t num_rows,
                   const struct target *to) {
     int64_t num_chunks = (num_rows + CHUNK - 1) / CHUNK;
-    FOR_EACH_UNIT(unit, num_chunks * linear->num_groups, team, {
+    FOR_EACH_UNIT(unit, num_chunks * linear->num_groups, worker, {
         int64_t group = unit % linear->num_groups, row = unit / linear->num_groups * CHUNK;
         int64_t end = row + CHUNK < num_rows ? row + CHUNK : num_rows;
         const bf16 *w = linear->weight + group * linear->num_inputs * GROUP;

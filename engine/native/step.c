@@ -4,7 +4,6 @@
 // the probabilities in attention.
 
 #include <math.h>
-#include <omp.h>
 #include <unistd.h>
 
 #include "spans.h"
@@ -37,10 +36,13 @@ struct work {
     int32_t *position;  // [tokens]
     int32_t *row;       // [tokens]
     int32_t *shared;    // [rows]
+    struct phase *phases;
     struct spans spans;
 };
 
 static int64_t padded(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+
+static int64_t num_phases(const struct model *model) { return 9 * model->num_layers + 4; }
 
 // Place the work's arrays from `base` on; with a null base only count. Returns the bytes.
 static int64_t lay_out(const struct model *model, const struct batch *batch, char *base,
@@ -57,6 +59,7 @@ static int64_t lay_out(const struct model *model, const struct batch *batch, cha
     PLACE(work->attended, tokens * model->num_heads * model->head_dim);
     PLACE(work->product, tokens * model->inner);
     PLACE(work->partials, most_parts(batch) * model->num_heads * (model->head_dim + 16));
+    PLACE(work->phases, num_phases(model));
     PLACE(work->position, tokens);
     PLACE(work->row, tokens);
     PLACE(work->shared, batch->num_rows);
@@ -207,45 +210,45 @@ static void merge(const struct model *model, struct work *work, int64_t token) {
 }
 
 static void run_layer(const struct model *model, const struct batch *batch, struct work *work,
-                      int64_t index, struct team *team) {
+                      int64_t index, struct worker *worker) {
     const struct layer *layer = model->layers + index;
     int64_t tokens = batch->num_tokens, heads = model->num_heads + 2 * model->num_kv_heads;
     struct target qkv = {STORE, work->qkv, 0, heads * model->head_dim};
     struct target residual = {ADD, work->x, 0, model->width};
     struct target product = {GATE, 0, work->product, model->inner};
-    FOR_EACH_UNIT(token, tokens, team, {
+    FOR_EACH_UNIT(token, tokens, worker, {
         const float *x = work->x + token * model->width;
         norm(model, x, layer->attention_norm, work->normed, token);
     });
-    apply(team, &layer->qkv, work->normed, tokens, &qkv);
-    FOR_EACH_UNIT(token, tokens, team, write_heads(model, batch, work, index, token););
-    FOR_EACH_UNIT(unit, work->spans.num_spans * model->num_kv_heads, team, {
+    apply(worker, &layer->qkv, work->normed, tokens, &qkv);
+    FOR_EACH_UNIT(token, tokens, worker, write_heads(model, batch, work, index, token););
+    FOR_EACH_UNIT(unit, work->spans.num_spans * model->num_kv_heads, worker, {
         const struct span *span = work->spans.list + unit / model->num_kv_heads;
         attend_span(model, batch, work, index, span, unit % model->num_kv_heads);
     });
     if (work->spans.num_parts)
-        FOR_EACH_UNIT(token, tokens, team, merge(model, work, token););
-    apply(team, &layer->output, work->attended, tokens, &residual);
-    FOR_EACH_UNIT(token, tokens, team, {
+        FOR_EACH_UNIT(token, tokens, worker, merge(model, work, token););
+    apply(worker, &layer->output, work->attended, tokens, &residual);
+    FOR_EACH_UNIT(token, tokens, worker, {
         const float *x = work->x + token * model->width;
         norm(model, x, layer->mlp_norm, work->normed, token);
     });
-    apply(team, &layer->gate_up, work->normed, tokens, &product);
-    apply(team, &layer->down, work->product, tokens, &residual);
+    apply(worker, &layer->gate_up, work->normed, tokens, &product);
+    apply(worker, &layer->down, work->product, tokens, &residual);
 }
 
 static void run(const struct model *model, const struct batch *batch, struct work *work,
-                struct team *team) {
-    FOR_EACH_UNIT(row, batch->num_rows, team, clear_rest(model, batch, row););
-    FOR_EACH_UNIT(token, batch->num_tokens, team, embed(model, batch, work, token););
-    for (int64_t i = 0; i < model->num_layers; i++) run_layer(model, batch, work, i, team);
+                struct worker *worker) {
+    FOR_EACH_UNIT(row, batch->num_rows, worker, clear_rest(model, batch, row););
+    FOR_EACH_UNIT(token, batch->num_tokens, worker, embed(model, batch, work, token););
+    for (int64_t i = 0; i < model->num_layers; i++) run_layer(model, batch, work, i, worker);
     if (batch->num_sampled == 0) return;
-    FOR_EACH_UNIT(i, batch->num_sampled, team, {
+    FOR_EACH_UNIT(i, batch->num_sampled, worker, {
         const float *x = work->x + batch->sampled[i] * model->width;
         norm(model, x, model->norm, work->normed, i);
     });
     struct target logits = {STORE, batch->logits, 0, model->vocab_width};
-    apply(team, &model->head, work->normed, batch->num_sampled, &logits);
+    apply(worker, &model->head, work->normed, batch->num_sampled, &logits);
 }
 
 // Bytes of scratch memory that `kvmeter_run` needs for a batch.
@@ -268,21 +271,20 @@ int kvmeter_open(void) {
 void kvmeter_run(const struct model *model, const struct batch *batch, char *scratch,
                  int num_threads) {
     struct work work;
-    struct team team = {0};
     lay_out(model, batch, scratch, &work);
     for (int64_t row = 0; row < batch->num_rows; row++)
         for (int64_t i = batch->first_token[row]; i < batch->first_token[row + 1]; i++) {
             work.row[i] = row;
             work.position[i] = batch->start[row] + i - batch->first_token[row];
         }
+    memset(work.phases, 0, num_phases(model) * sizeof *work.phases);
     int64_t together = QUERIES / (model->num_heads / model->num_kv_heads);
     plan(&work.spans, batch, work.shared, together, model->num_kv_heads, num_threads);
 #pragma omp parallel num_threads(num_threads)
     {
-#pragma omp single
-        team.num_threads = omp_get_num_threads();
+        struct worker worker = {work.phases};
         open_tiles();
-        run(model, batch, &work, &team);
+        run(model, batch, &work, &worker);
         close_tiles();
     }
 }
