@@ -27,7 +27,7 @@ struct head {
     float scale;
 };
 
-INLINE int64_t tile_at(const struct head *head, int64_t position) {
+INLINE int64_t slot_at(const struct head *head, int64_t position) {
     return head->blocks[position / head->block_size] * head->block_stride +
            position % head->block_size * head->head_dim;
 }
@@ -67,13 +67,13 @@ INLINE void soften(struct query *query, int head_dim, int num_keys, float *score
         store_floats(query->sums + d, load_floats(query->sums + d) * kept);
 }
 
-// Two rows of 32 values to pairs, one of each: dimensions 0-3, 8-11, 16-19, 24-27 in `low`.
+// Two rows of 32 values to words, one number of each: dimensions 0-15 and 16-31.
 INLINE void pair_up(words first, words second, words *low, words *high) {
     typedef bf16 values __attribute__((vector_size(64), may_alias));
     values a = (values)first, b = (values)second;
 #define PAIRS(i) i, 32 + i, i + 1, 33 + i, i + 2, 34 + i, i + 3, 35 + i
-    *low = (words)__builtin_shufflevector(a, b, PAIRS(0), PAIRS(8), PAIRS(16), PAIRS(24));
-    *high = (words)__builtin_shufflevector(a, b, PAIRS(4), PAIRS(12), PAIRS(20), PAIRS(28));
+    *low = (words)__builtin_shufflevector(a, b, PAIRS(0), PAIRS(4), PAIRS(8), PAIRS(12));
+    *high = (words)__builtin_shufflevector(a, b, PAIRS(16), PAIRS(20), PAIRS(24), PAIRS(28));
 }
 
 // Add `num_keys` values, weighted, to the sums of up to 8 queries: 32 dimensions from `d`.
@@ -81,7 +81,7 @@ INLINE void weigh(struct query *queries, const struct head *head, int d, int64_t
                   int num_keys, const int n, bf16 (*p)[PIECE]) {
     floats low[TOGETHER] = {}, high[TOGETHER] = {};
     for (int tile = 0; tile < num_keys; tile += 16) {
-        const bf16 *v = head->v + tile_at(head, start + tile) + d;
+        const bf16 *v = head->v + slot_at(head, start + tile) + d;
         int end = num_keys - tile < 16 ? num_keys - tile : 16;
         for (int key = 0; key < end; key += 2, v += 2 * head->head_dim) {
             words a, b, next = {};
@@ -96,11 +96,8 @@ INLINE void weigh(struct query *queries, const struct head *head, int d, int64_t
     }
     for (int i = 0; i < n; i++) {
         float *at = queries[i].sums + d;
-#define HALF(first) first, first + 1, first + 2, first + 3, first + 16, first + 17, first + 18, first + 19
-        floats lower = __builtin_shufflevector(low[i], high[i], HALF(0), HALF(4));
-        floats upper = __builtin_shufflevector(low[i], high[i], HALF(8), HALF(12));
-        store_floats(at, load_floats(at) + lower);
-        store_floats(at + 16, load_floats(at + 16) + upper);
+        store_floats(at, load_floats(at) + low[i]);
+        store_floats(at + 16, load_floats(at + 16) + high[i]);
     }
 }
 
@@ -126,7 +123,7 @@ static void attend(struct query *queries, int num_queries, const struct head *he
     for (; start < end; start += PIECE) {
         int num_keys = end - start < PIECE ? end - start : PIECE;
         for (int tile = 0; tile < num_keys; tile += 16) {
-            const bf16 *k = head->k + tile_at(head, start + tile);
+            const bf16 *k = head->k + slot_at(head, start + tile);
             int rows = num_keys - tile < 16 ? num_keys - tile : 16;
             for (int d = 0; d < head->head_dim; d += 32) {
                 words *pairs = keys + d / 2;

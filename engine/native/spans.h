@@ -1,15 +1,15 @@
-// A step's attention, cut into spans: some tokens, and the positions that they attend to.
+// A step's attention, cut into units of work.
 //
-// A prompt's tokens attend a few at a time. A decoding token's context is cut into parts when there
-// are too few tokens to keep all threads busy, and a prefix that several of them have in common
-// becomes a span of all of them, so that it is read once. Parts are merged afterwards.
+// A decoding token's context is cut into spans when there are too few tokens to keep all threads
+// busy, and a prefix that several of them have in common becomes a span of all of them, so that it
+// is read once. Their results are merged afterwards. A prompt's tokens are cut into tiles.
 
 #pragma once
 
-#include "attention.h"
+#include "prompts.h"
 
-// Parts of a context, and of a shared prefix; the shortest part; what sharing has to save.
-enum { PARTS_MAX = 8, PART_MIN = 128, SHARED_BLOCKS_MIN = 8, SHARED_TOKENS_MIN = 512 };
+// Positions in a turn; parts of a context, and of a shared prefix; the shortest part; what sharing has to save.
+enum { TURN = 512, PARTS_MAX = 8, PART_MIN = 128, SHARED_BLOCKS_MIN = 8, SHARED_TOKENS_MIN = 512 };
 
 // One step, as the caller gives it. Rows are sequences; their tokens lie one after the other.
 struct batch {
@@ -32,19 +32,31 @@ struct span {
     int part;
 };
 
+// Some neighbouring tokens of a row that is a prompt's.
+struct tile {
+    int32_t row, first_token, num_tokens;
+};
+
+// Some positions of such a row, whose values are to be packed.
+struct turn {
+    int32_t row;
+    int64_t start, end;
+};
+
 struct spans {
     struct span *list;
     int64_t num_spans, num_parts;
     int32_t *members; // of all spans
     int64_t num_members;
-    int32_t *parts;      // [num_tokens], how many parts a token's attention has
+    int32_t *parts;      // [num_tokens], how many parts a decoding token's attention has
     int32_t *first_part; // [num_tokens], where the partial results of those with several begin
+    struct tile *tiles;
+    struct turn *turns;
+    int64_t num_tiles, num_turns;
+    int64_t *first_value; // [num_rows], where a row's packed values begin, in positions
 };
 
 // Upper bounds, to reserve memory by.
-static int64_t most_spans(const struct batch *batch) {
-    return batch->num_tokens + 2 * PARTS_MAX * batch->num_rows;
-}
 static int64_t most_parts(const struct batch *batch) { return 2 * PARTS_MAX * batch->num_rows; }
 
 // Cut positions start .. end - 1 into parts, each a span of the same members.
@@ -69,6 +81,17 @@ static int parts_of(int64_t length, int64_t num_units, int num_threads) {
 
 static int is_decode(const struct batch *batch, int64_t row) {
     return batch->first_token[row + 1] - batch->first_token[row] == 1;
+}
+
+// Positions of all rows that are prompts' parts, each row's padded to a tile.
+static int64_t num_values(const struct batch *batch) {
+    int64_t total = 0;
+    for (int64_t row = 0; row < batch->num_rows; row++)
+        if (!is_decode(batch, row)) {
+            int64_t count = batch->first_token[row + 1] - batch->first_token[row];
+            total += (batch->start[row] + count + TILE - 1) / TILE * TILE;
+        }
+    return total;
 }
 
 // How many leading blocks two rows have in common, of those that are full already.
@@ -109,28 +132,40 @@ static void share(struct spans *spans, const struct batch *batch, int64_t row, i
         cut(spans, batch->blocks + batch->first_block[row], first, 0, length, parts);
 }
 
-// Fill `spans`. `shared` is room for a number a row, `together` how many tokens a span may have.
-static void plan(struct spans *spans, const struct batch *batch, int32_t *shared, int64_t together,
+static void cut_prompt(struct spans *spans, const struct batch *batch, int64_t row, int64_t group) {
+    int32_t token = batch->first_token[row], end = batch->first_token[row + 1];
+    int64_t last = batch->start[row] + end - token;
+    for (int64_t start = 0; start < last; start += TURN)
+        spans->turns[spans->num_turns++] =
+            (struct turn){row, start, start + TURN < last ? start + TURN : last};
+    for (int32_t each = TILE / group; token < end; token += each)
+        spans->tiles[spans->num_tiles++] =
+            (struct tile){row, token, end - token < each ? end - token : each};
+}
+
+// Fill `spans`. `shared` is room for a number a row; `group` is how many heads share a KV head.
+static void plan(struct spans *spans, const struct batch *batch, int32_t *shared, int64_t group,
                  int64_t kv_heads, int num_threads) {
+    int64_t num_values = 0;
     spans->num_spans = spans->num_members = spans->num_parts = 0;
+    spans->num_tiles = spans->num_turns = 0;
     memset(shared, 0, batch->num_rows * sizeof *shared);
     memset(spans->parts, 0, batch->num_tokens * sizeof *spans->parts);
     for (int64_t row = 0; row < batch->num_rows; row++)
         if (is_decode(batch, row) && !shared[row])
-            share(spans, batch, row, shared, together, kv_heads, num_threads);
+            share(spans, batch, row, shared, QUERIES / group, kv_heads, num_threads);
     for (int64_t row = 0; row < batch->num_rows; row++) {
-        const int32_t *blocks = batch->blocks + batch->first_block[row];
-        int64_t token = batch->first_token[row], end = batch->first_token[row + 1];
-        int64_t position = batch->start[row];
-        int parts = 1;
-        if (is_decode(batch, row))
-            parts = parts_of(position + 1 - shared[row], batch->num_rows * kv_heads, num_threads);
-        while (token < end) {
-            int64_t first = spans->num_members;
-            for (int64_t i = 0; i < together && token < end; i++, position++)
-                spans->members[spans->num_members++] = token++;
-            cut(spans, blocks, first, shared[row], position, parts);
+        int64_t first = spans->num_members, token = batch->first_token[row];
+        int64_t end = batch->start[row] + batch->first_token[row + 1] - token;
+        spans->first_value[row] = num_values;
+        if (!is_decode(batch, row)) {
+            num_values += (end + TILE - 1) / TILE * TILE;
+            cut_prompt(spans, batch, row, group);
+            continue;
         }
+        int parts = parts_of(end - shared[row], batch->num_rows * kv_heads, num_threads);
+        spans->members[spans->num_members++] = token;
+        cut(spans, batch->blocks + batch->first_block[row], first, shared[row], end, parts);
     }
     for (int64_t i = 0; i < batch->num_tokens; i++) {
         spans->first_part[i] = spans->num_parts;

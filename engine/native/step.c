@@ -4,7 +4,6 @@
 // the probabilities in attention.
 
 #include <math.h>
-#include <unistd.h>
 
 #include "spans.h"
 
@@ -32,6 +31,7 @@ struct work {
     bf16 *q;            // [tokens, heads, head_dim], rotated
     bf16 *attended;     // tiles of heads x head_dim inputs
     bf16 *product;      // tiles of `inner` inputs
+    bf16 *values;       // of prompts, packed by `turn_values`
     float *partials;    // [parts, heads, head_dim + 16]: sums, most, total
     int32_t *position;  // [tokens]
     int32_t *row;       // [tokens]
@@ -42,7 +42,7 @@ struct work {
 
 static int64_t padded(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
-static int64_t num_phases(const struct model *model) { return 9 * model->num_layers + 4; }
+static int64_t num_phases(const struct model *model) { return 10 * model->num_layers + 4; }
 
 // Place the work's arrays from `base` on; with a null base only count. Returns the bytes.
 static int64_t lay_out(const struct model *model, const struct batch *batch, char *base,
@@ -63,8 +63,12 @@ static int64_t lay_out(const struct model *model, const struct batch *batch, cha
     PLACE(work->position, tokens);
     PLACE(work->row, tokens);
     PLACE(work->shared, batch->num_rows);
-    PLACE(work->spans.list, most_spans(batch));
-    PLACE(work->spans.members, batch->num_tokens + batch->num_rows);
+    PLACE(work->values, num_values(batch) * model->num_kv_heads * model->head_dim);
+    PLACE(work->spans.list, most_parts(batch));
+    PLACE(work->spans.members, 2 * batch->num_rows);
+    PLACE(work->spans.tiles, tokens);
+    PLACE(work->spans.turns, num_values(batch) / TURN + batch->num_rows);
+    PLACE(work->spans.first_value, batch->num_rows);
     PLACE(work->spans.parts, tokens);
     PLACE(work->spans.first_part, tokens);
     return used;
@@ -138,11 +142,16 @@ static void write_heads(const struct model *model, const struct batch *batch, st
             store_narrow(to + j, load_floats(from + i * d + j));
 }
 
+// Where a token's attention goes, from `column` of heads x head_dim on.
+static bf16 *attended(const struct model *model, struct work *work, int64_t token, int64_t column) {
+    int64_t width = model->num_heads * model->head_dim;
+    return work->attended + in_tiles(token, column, width) + column % 32;
+}
+
 static void keep_attended(const struct model *model, struct work *work, int64_t token, int64_t head,
                           const float *sums, float total) {
-    int64_t width = model->num_heads * model->head_dim;
-    for (int64_t d = 0, at = head * model->head_dim; d < model->head_dim; d += 16, at += 16)
-        store_narrow(work->attended + in_tiles(token, at, width) + at % 32,
+    for (int64_t d = 0; d < model->head_dim; d += 16)
+        store_narrow(attended(model, work, token, head * model->head_dim + d),
                      load_floats(sums + d) / total);
 }
 
@@ -150,6 +159,68 @@ static float *partial(const struct model *model, const struct work *work, int64_
                       int64_t head) {
     int64_t at = (work->spans.first_part[token] + part) * model->num_heads + head;
     return work->partials + at * (model->head_dim + 16);
+}
+
+static struct head head_of(const struct model *model, const struct batch *batch, int64_t layer,
+                           int64_t row, int64_t kv_head) {
+    int64_t kv_heads = model->num_kv_heads;
+    return (struct head){
+        .k = slot(model, batch, 0, layer, kv_head),
+        .v = slot(model, batch, 0, layer, kv_heads + kv_head),
+        .blocks = batch->blocks + batch->first_block[row],
+        .block_stride = model->num_layers * 2 * kv_heads * batch->block_size * model->head_dim,
+        .block_size = batch->block_size,
+        .head_dim = model->head_dim,
+        .scale = 1 / sqrtf(model->head_dim),
+    };
+}
+
+// One KV head's packed values of a row.
+static bf16 *values_of(const struct model *model, const struct batch *batch, struct work *work,
+                       int64_t row, int64_t kv_head) {
+    int64_t count = batch->first_token[row + 1] - batch->first_token[row];
+    int64_t length = padded(batch->start[row] + count, TILE);
+    int64_t at = work->spans.first_value[row] * model->num_kv_heads + kv_head * length;
+    return work->values + at * model->head_dim;
+}
+
+// One tile of a prompt's tokens with one KV head.
+static void attend_prompt(const struct model *model, const struct batch *batch, struct work *work,
+                          int64_t layer, const struct tile *tile, int64_t kv_head) {
+    bf16 q[TILE * HEAD_DIM_MAX] ALIGNED;
+    block sums[HEAD_DIM_MAX] ALIGNED;
+    float total[TILE] ALIGNED;
+    int32_t visible[TILE] = {0};
+    int64_t d = model->head_dim, group = model->num_heads / model->num_kv_heads;
+    int num_queries = tile->num_tokens * group;
+    const bf16 *from = work->q + (tile->first_token * model->num_heads + kv_head * group) * d;
+    for (int64_t at = 0; at < d; at += 32)
+        for (int first = 0; first < TILE; first += 16) {
+            words lanes[16] = {};
+            for (int i = 0; i < 16 && first + i < num_queries; i++) {
+                int query = first + i;
+                int64_t head = query / group * model->num_heads + query % group;
+                lanes[i] = load_words(from + head * d + at);
+                visible[query] = work->position[tile->first_token + query / group] + 1;
+            }
+            transpose(lanes);
+            memcpy(q + at * 32 + first * 32, lanes, sizeof lanes);
+        }
+    struct head head = head_of(model, batch, layer, tile->row, kv_head);
+    const bf16 *values = values_of(model, batch, work, tile->row, kv_head);
+    attend_tile(&head, q, values, visible, visible[num_queries - 1], sums, total);
+    for (int64_t at = 0; at < d; at += 16)
+        for (int first = 0; first < num_queries; first += 16) {
+            words lanes[16];
+            for (int i = 0; i < 16; i++) lanes[i] = (words)load_floats(sums[at + i] + first);
+            transpose(lanes);
+            for (int i = 0; i < 16 && first + i < num_queries; i++) {
+                int query = first + i;
+                int64_t column = (kv_head * group + query % group) * d + at;
+                bf16 *to = attended(model, work, tile->first_token + query / group, column);
+                store_narrow(to, (floats)lanes[i] / total[query]);
+            }
+        }
 }
 
 // One span's attention with one KV head.
@@ -167,15 +238,7 @@ static void attend_span(const struct model *model, const struct batch *batch, st
                 work->q + (token * model->num_heads + head) * d, work->position[token] + 1,
                 -__builtin_inff(), 0, sums[num_queries]};
         }
-    struct head head = {
-        .k = slot(model, batch, 0, layer, kv_head),
-        .v = slot(model, batch, 0, layer, model->num_kv_heads + kv_head),
-        .blocks = span->blocks,
-        .block_stride = model->num_layers * 2 * model->num_kv_heads * batch->block_size * d,
-        .block_size = batch->block_size,
-        .head_dim = d,
-        .scale = 1 / sqrtf(d),
-    };
+    struct head head = head_of(model, batch, layer, work->row[span->members[0]], kv_head);
     attend(queries, num_queries, &head, span->start, span->end);
     for (int i = 0; i < num_queries; i++) {
         int64_t token = span->members[i / group], query_head = kv_head * group + i % group;
@@ -193,7 +256,7 @@ static void attend_span(const struct model *model, const struct batch *batch, st
 static void merge(const struct model *model, struct work *work, int64_t token) {
     int64_t d = model->head_dim;
     int num_parts = work->spans.parts[token];
-    if (num_parts == 1) return;
+    if (num_parts < 2) return;
     for (int64_t head = 0; head < model->num_heads; head++) {
         float sums[HEAD_DIM_MAX] = {}, total = 0, most = -__builtin_inff();
         for (int part = 0; part < num_parts; part++)
@@ -222,9 +285,20 @@ static void run_layer(const struct model *model, const struct batch *batch, stru
     });
     apply(worker, &layer->qkv, work->normed, tokens, &qkv);
     FOR_EACH_UNIT(token, tokens, worker, write_heads(model, batch, work, index, token););
-    FOR_EACH_UNIT(unit, work->spans.num_spans * model->num_kv_heads, worker, {
-        const struct span *span = work->spans.list + unit / model->num_kv_heads;
-        attend_span(model, batch, work, index, span, unit % model->num_kv_heads);
+    int64_t kv_heads = model->num_kv_heads, num_tiles = work->spans.num_tiles;
+    if (num_tiles)
+        FOR_EACH_UNIT(unit, work->spans.num_turns * kv_heads, worker, {
+            const struct turn *turn = work->spans.turns + unit / kv_heads;
+            struct head head = head_of(model, batch, index, turn->row, unit % kv_heads);
+            turn_values(&head, turn->start, turn->end,
+                        values_of(model, batch, work, turn->row, unit % kv_heads));
+        });
+    FOR_EACH_UNIT(unit, (work->spans.num_spans + num_tiles) * kv_heads, worker, {
+        int64_t at = unit / kv_heads, kv_head = unit % kv_heads;
+        if (at < num_tiles)
+            attend_prompt(model, batch, work, index, work->spans.tiles + at, kv_head);
+        else
+            attend_span(model, batch, work, index, work->spans.list + at - num_tiles, kv_head);
     });
     if (work->spans.num_parts)
         FOR_EACH_UNIT(token, tokens, worker, merge(model, work, token););
@@ -257,13 +331,9 @@ int64_t kvmeter_scratch_bytes(const struct model *model, const struct batch *bat
     return lay_out(model, batch, 0, &work);
 }
 
-// Ask the kernel for AMX; returns whether this process may use it.
+// Ask for AMX; returns whether this process may use it. Call it once, first.
 int kvmeter_open(void) {
-#ifdef __AMX_BF16__
-    const int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
-    has_amx = __builtin_cpu_supports("amx-bf16") &&
-              syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
-#endif
+    ask_for_amx();
     return has_amx;
 }
 
@@ -278,8 +348,8 @@ void kvmeter_run(const struct model *model, const struct batch *batch, char *scr
             work.position[i] = batch->start[row] + i - batch->first_token[row];
         }
     memset(work.phases, 0, num_phases(model) * sizeof *work.phases);
-    int64_t together = QUERIES / (model->num_heads / model->num_kv_heads);
-    plan(&work.spans, batch, work.shared, together, model->num_kv_heads, num_threads);
+    int64_t group = model->num_heads / model->num_kv_heads;
+    plan(&work.spans, batch, work.shared, group, model->num_kv_heads, num_threads);
 #pragma omp parallel num_threads(num_threads)
     {
         struct worker worker = {work.phases};
