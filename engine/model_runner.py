@@ -52,7 +52,8 @@ class ModelRunner:
 def compute_logits(model: Llama | NativeLlama, cache: KVCache, rows: Sequence[Row]) -> torch.Tensor:
     """Write the K and V of all rows; return [s, vocab_size] logits of those that sample, in order.
 
-    The logits are those of each sampling row's last position, in float32.
+    The logits are those of each sampling row's last position, in float32; the next call may
+    overwrite them.
     """
     if isinstance(model, NativeLlama):
         return model.compute(cache, rows)

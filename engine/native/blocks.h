@@ -49,7 +49,7 @@ INLINE void dot_rows(const bf16 *a, const struct tiles *at, struct tiles b, int6
     for (int i = 0; i < num_rows; i++) store_floats(c[i], low[i]), store_floats(c[i] + 16, high[i]);
 }
 
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
 
 static int has_amx;
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.errors import KernelsUnavailable
 from engine.kv_cache import KVCache
 from engine.models.llama_config import LlamaConfig, rotary_tables
 from engine.native.library import Library
@@ -61,15 +62,23 @@ class _Batch(ctypes.Structure):
     )
 
 
-def refusal(config: LlamaConfig, block_size: int) -> str | None:
-    """Why the kernels cannot compute this model, or None if they can."""
+def require_supported(
+    config: LlamaConfig, *, dtype: torch.dtype, device: torch.device, block_size: int
+) -> None:
+    """Raise KernelsUnavailable if the kernels cannot compute this model in this way."""
+    group, rest = divmod(config.num_attention_heads, config.num_key_value_heads)
+    if device.type != "cpu":
+        raise KernelsUnavailable(f"the device is {device.type}")
+    if dtype != torch.bfloat16:
+        raise KernelsUnavailable(f"the number format is {str(dtype).removeprefix('torch.')}")
     if config.head_dim % 32 or config.head_dim > _HEAD_DIM_MAX:
-        return f"heads of {config.head_dim} dimensions"
-    if config.num_attention_heads // config.num_key_value_heads > _QUERIES:
-        return f"more than {_QUERIES} heads to a KV head"
+        raise KernelsUnavailable(f"the model's heads have {config.head_dim} dimensions")
+    if rest or group > _QUERIES:
+        raise KernelsUnavailable(
+            f"{config.num_attention_heads} heads share {config.num_key_value_heads} KV heads"
+        )
     if block_size % 16:
-        return f"blocks of {block_size} tokens"
-    return None
+        raise KernelsUnavailable(f"a block has {block_size} tokens")
 
 
 class NativeLlama:
@@ -85,6 +94,7 @@ class NativeLlama:
         self._kept: list[torch.Tensor] = []  # what C has pointers to
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._vocab_width = _padded(config.vocab_size)
+        self._logits = torch.empty((0, self._vocab_width))
         embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         if config.tie_word_embeddings:
             weights.drop("lm_head.weight")  # some folders store the tied copy
@@ -115,22 +125,26 @@ class NativeLlama:
         )
 
     def compute(self, cache: KVCache, rows: Sequence[Row]) -> torch.Tensor:
-        """Write the K and V of all rows; return [s, vocab_size] logits of those that sample."""
-        counts = [len(row.tokens) for row in rows]
-        table_sizes = [len(row.block_table) for row in rows]
+        """Write the K and V of all rows; return [s, vocab_size] logits of those that sample.
+
+        The logits are float32, in memory that the next call overwrites.
+        """
         tokens = np.concatenate([row.tokens for row in rows], dtype=np.int32)
         blocks = np.concatenate([row.block_table for row in rows], dtype=np.int32)
         start = np.array([row.start for row in rows], dtype=np.int32)
-        first_token = np.cumsum([0, *counts], dtype=np.int32)
-        first_block = np.cumsum([0, *table_sizes], dtype=np.int32)
+        counts = np.array([len(row.tokens) for row in rows])
+        table_sizes = np.array([len(row.block_table) for row in rows])
+        first_token = np.append(0, counts.cumsum()).astype(np.int32)
+        first_block = np.append(0, table_sizes.cumsum()).astype(np.int32)
         sampled = first_token[1:][[row.samples for row in rows]] - 1
+        # C reads and writes by these numbers, unchecked.
         ends = start + counts
-        assert start.min() >= 0 and min(counts) > 0, "a row without a token, or before the start"
-        assert (ends <= np.array(table_sizes) * cache.block_size).all(), "a block table is short"
-        assert 0 <= blocks.min() and blocks.max() < cache.num_blocks, "no such block"
-        assert 0 <= tokens.min() and tokens.max() < self.config.vocab_size, "no such token"
-        assert ends.max() <= self.config.max_position_embeddings, "no such position"
-        logits = torch.empty((len(sampled), self._vocab_width), dtype=torch.float32)
+        assert counts.min() > 0, "a row has no token"
+        assert (ends <= table_sizes * cache.block_size).all(), "a block table is short"
+        assert _are_below(cache.num_blocks, blocks), "a block table names no block"
+        assert _are_below(self.config.vocab_size, tokens), "a token is not in the vocabulary"
+        assert _are_below(self.config.max_position_embeddings, start, ends - 1), "no such position"
+        logits = self._logits_of(len(sampled))
         batch = _Batch(
             num_rows=len(rows),
             num_tokens=len(tokens),
@@ -145,8 +159,15 @@ class NativeLlama:
             block_size=cache.block_size,
             logits=logits.data_ptr(),
         )
-        self._library.run(self._model, batch, self._scratch_for(batch), torch.get_num_threads())
+        scratch = self._scratch_for(batch)
+        self._library.run(self._model, batch, scratch, num_threads=torch.get_num_threads())
         return logits[:, : self.config.vocab_size]
+
+    def _logits_of(self, num_rows: int) -> torch.Tensor:
+        # Kept: fresh memory for 64 rows costs a fifth of their step.
+        if num_rows > len(self._logits):
+            self._logits = torch.empty((num_rows, self._vocab_width), dtype=torch.float32)
+        return self._logits[:num_rows]
 
     def _scratch_for(self, batch: _Batch) -> int:
         size = self._library.scratch_bytes(self._model, batch)
@@ -216,6 +237,10 @@ class NativeLlama:
 
 
 _GATED = ("gate", "up")
+
+
+def _are_below(limit: int, *numbers: np.ndarray) -> bool:
+    return all(n.min(initial=0) >= 0 and n.max(initial=-1) < limit for n in numbers)
 
 
 def _padded(size: int) -> int:

@@ -7,8 +7,14 @@
 
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512BF16__
+
+// What the compiler may use of the processor, unless the tests want the portable form.
+#if defined __AVX512BF16__ && !defined PORTABLE
+#define HAS_BF16
 #include <immintrin.h>
+#ifdef __AMX_BF16__
+#define HAS_TILES
+#endif
 #endif
 
 typedef uint16_t bf16;
@@ -37,7 +43,7 @@ INLINE words splat_pair(const bf16 *p) {
 
 // acc + a.low * b.low + a.high * b.high, lane by lane: two bfloat16 numbers a lane.
 INLINE floats dot2(floats acc, words a, words b) {
-#ifdef __AVX512BF16__
+#ifdef HAS_BF16
     return (floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
     const words high = (words){} + 0xffff0000u;
@@ -47,7 +53,7 @@ INLINE floats dot2(floats acc, words a, words b) {
 
 // Round to bfloat16, ties to even.
 INLINE halves narrow(floats x) {
-#ifdef __AVX512BF16__
+#ifdef HAS_BF16
     return (halves)_mm512_cvtneps_pbh((__m512)x);
 #else
     words bits = (words)x;

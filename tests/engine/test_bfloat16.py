@@ -1,4 +1,4 @@
-"""How far bfloat16 is from float32, on the default model and short questions."""
+"""How far bfloat16 is from float32, in torch and in C, on the default model and short questions."""
 
 from pathlib import Path
 
