@@ -1,4 +1,4 @@
-"""The kernels' file: compiled once, whole or not there, never another user's; or a reason why not."""
+"""The kernels' file: compiled once, whole or not there, never another user's; or a reason."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ import pytest
 
 from engine.dtype import read_cpuinfo
 from engine.errors import KernelsUnavailable
-from engine.native.library import SOURCES, Library, load_library, require_processor
+from engine.native.library import Library, load_library, require_processor
 
 
 @pytest.fixture
@@ -154,11 +154,3 @@ def test_a_processor_without_bfloat16_is_a_reason() -> None:
     for cpuinfo in ("flags : fpu avx512f", ""):
         with pytest.raises(KernelsUnavailable, match="the processor has no avx512_bf16"):
             require_processor(cpuinfo)
-
-
-def test_every_source_is_short_and_says_what_it_is() -> None:
-    for path in sorted(SOURCES.glob("*.[ch]")):
-        lines = path.read_text(encoding="utf-8").splitlines()
-
-        assert lines[0].startswith("// "), path
-        assert len(lines) <= 300, path
