@@ -125,6 +125,12 @@ static void attend(struct query *queries, int num_queries, const struct head *he
         for (int tile = 0; tile < num_keys; tile += 16) {
             const bf16 *k = head->k + slot_at(head, start + tile);
             int rows = num_keys - tile < 16 ? num_keys - tile : 16;
+            const bf16 *v = head->v + slot_at(head, start + tile), *next = k;
+            if (tile + 16 < num_keys) next = head->k + slot_at(head, start + tile + 16);
+            for (int i = 0; i < 16 * head->head_dim; i += 32) {
+                __builtin_prefetch(next + i, 0, 3);
+                __builtin_prefetch(v + i, 0, 2);
+            }
             for (int d = 0; d < head->head_dim; d += 32) {
                 words *pairs = keys + d / 2;
                 for (int i = 0; i < rows; i++) pairs[i] = load_words(k + i * head->head_dim + d);

@@ -52,7 +52,7 @@ static void attend_prompt(const struct model *model, const struct batch *batch, 
     bf16 q[TILE * HEAD_DIM_MAX] ALIGNED;
     block sums[HEAD_DIM_MAX] ALIGNED;
     float total[TILE] ALIGNED;
-    int32_t visible[TILE] = {0};
+    int32_t visible[TILE];
     int64_t d = model->head_dim, group = model->num_heads / model->num_kv_heads;
     int num_queries = tile->num_tokens * group;
     const bf16 *from = work->q + (tile->first_token * model->num_heads + kv_head * group) * d;
@@ -63,11 +63,14 @@ static void attend_prompt(const struct model *model, const struct batch *batch, 
                 int query = first + i;
                 int64_t head = query / group * model->num_heads + query % group;
                 lanes[i] = load_words(from + head * d + at);
-                visible[query] = work->position[tile->first_token + query / group] + 1;
             }
             transpose(lanes);
             memcpy(q + at * 32 + first * 32, lanes, sizeof lanes);
         }
+    for (int i = 0; i < TILE; i++) {
+        int64_t token = tile->first_token + (i < num_queries ? i : num_queries - 1) / group;
+        visible[i] = work->position[token] + 1;
+    }
     struct head head = head_of(model, batch, layer, tile->row, kv_head);
     const bf16 *values = values_of(model, batch, work, tile->row, kv_head);
     attend_tile(&head, q, values, visible, visible[num_queries - 1], sums, total);

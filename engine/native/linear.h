@@ -10,7 +10,7 @@
 #include "team.h"
 
 // Outputs in a group; rows that one thread takes through it; how far weights are prefetched.
-enum { GROUP = 32, CHUNK = 256, AHEAD = 2048 };
+enum { GROUP = 32, CHUNK = 512, AHEAD = 2048 };
 
 struct linear {
     const bf16 *weight;
@@ -31,7 +31,7 @@ INLINE int64_t in_tiles(int64_t row, int64_t input, int64_t width) {
     return (row / 16 * (width / 32) + input / 32) * 512 + row % 16 * 32;
 }
 
-INLINE floats silu(floats x) { return x / (1.0f + exponential(-x)); }
+INLINE floats silu(floats x) { return x * reciprocal(1.0f + exponential(-x)); }
 
 static void finish(const struct target *to, const struct linear *linear, block *y, int64_t row,
                    int64_t num_rows, int64_t group) {

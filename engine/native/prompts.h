@@ -46,28 +46,31 @@ INLINE void score_keys(const struct head *head, const bf16 *q, int64_t start, in
     }
 }
 
-// Mask, find the maximum, exponentiate, round and pack 16 queries' scores; returns what the sums so
-// far are to be multiplied with. `p` is [keys / 32][2][16 pairs][16 queries][2].
-INLINE floats soften_lanes(block *scores, int num_keys, int64_t start, const int32_t *visible,
-                           float scale, float *most, float *total, bf16 *p) {
+// Mask 16 queries' scores: of those that see fewer positions than there are keys.
+INLINE void mask_lanes(block *scores, int num_keys, int64_t start, const int32_t *visible) {
     ints limit;
     memcpy(&limit, visible, sizeof limit);
     limit -= (int)start;
-    const floats nothing = splat(-__builtin_inff());
-    int end = (num_keys + 31) / 32 * 32;
-    floats old = load_floats(most), new = old, sum = {};
-    for (int key = 0; key < end; key++) {
-        floats s = choose(limit > key, load_floats(scores[key]) * scale, nothing);
-        store_floats(scores[key], s);
-        new = larger(new, s);
-    }
-    floats from = choose(new > nothing, new, splat(0));
-    for (int key = 0; key < end; key += 2) {
-        floats even = exponential(load_floats(scores[key]) - from);
-        floats odd = exponential(load_floats(scores[key + 1]) - from);
+    int least = visible[0] - (int)start; // lanes see in order
+    for (int key = least > 0 ? least : 0; key < num_keys; key++)
+        store_floats(scores[key],
+                     choose(limit > key, load_floats(scores[key]), splat(-__builtin_inff())));
+}
+
+// Find the maximum, exponentiate, round and pack 16 queries' scores; returns what the sums so far are
+// to be multiplied with. `p` is [keys / 32][2][16 pairs][16 queries][2].
+INLINE floats soften_lanes(const block *scores, int num_keys, float scale, float *most,
+                           float *total, bf16 *p) {
+    floats old = load_floats(most), new = splat(-__builtin_inff()), sum = {};
+    for (int key = 0; key < num_keys; key++) new = larger(new, load_floats(scores[key]));
+    new = larger(new * scale, old);
+    // Nothing seen yet: any finite number in its place will do.
+    floats from = choose(new > -__builtin_inff(), new, splat(0));
+    for (int key = 0; key < num_keys; key += 2) {
+        floats even = exponential(load_floats(scores[key]) * scale - from);
+        floats odd = exponential(load_floats(scores[key + 1]) * scale - from);
         sum += even + odd;
-        words pairs = __builtin_convertvector(narrow(even), words) |
-                      __builtin_convertvector(narrow(odd), words) << 16;
+        words pairs = narrow_pairs(even, odd);
         memcpy(p + key / 32 * 1024 + key % 32 / 2 * 32, &pairs, sizeof pairs);
     }
     floats kept = exponential(old - from);
@@ -77,7 +80,8 @@ INLINE floats soften_lanes(block *scores, int num_keys, int64_t start, const int
 }
 
 // Attend 32 queries of one row, packed in `q`, to positions 0 .. end - 1. `sums` [head_dim, 32] and
-// `total` [32] are set; `visible` [32] says how many positions each may see.
+// `total` [32] are set; `visible` [32] says how many positions
+// each may see, the first the fewest.
 static void attend_tile(const struct head *head, const bf16 *q, const bf16 *values,
                         const int32_t *visible, int64_t end, block *sums, float *total) {
     block scores[KEYS] ALIGNED;
@@ -87,12 +91,15 @@ static void attend_tile(const struct head *head, const bf16 *q, const bf16 *valu
     memset(sums, 0, head->head_dim * sizeof *sums);
     for (int64_t start = 0; start < end; start += KEYS) {
         int num_keys = end - start < KEYS ? end - start : KEYS;
+        int padded_keys = (num_keys + 31) / 32 * 32;
         score_keys(head, q, start, num_keys, scores);
         floats kept[2];
-        for (int half = 0; half < 2; half++)
-            kept[half] = soften_lanes((block *)(scores[0] + 16 * half), num_keys, start,
-                                      visible + 16 * half, head->scale, most + 16 * half,
+        for (int half = 0; half < 2; half++) {
+            block *lanes = (block *)(scores[0] + 16 * half);
+            mask_lanes(lanes, padded_keys, start, visible + 16 * half);
+            kept[half] = soften_lanes(lanes, padded_keys, head->scale, most + 16 * half,
                                       total + 16 * half, p + 512 * half);
+        }
         for (int d = 0; d < head->head_dim; d++)
             for (int half = 0; half < 2; half++) {
                 float *at = sums[d] + 16 * half;
@@ -102,7 +109,7 @@ static void attend_tile(const struct head *head, const bf16 *q, const bf16 *valu
         for (int d = 0; d < head->head_dim; d += 32, v += 1024) {
             struct tiles a = {v, v + 512, 32, 32 * head->head_dim};
             struct tiles b = {p, p + 512, 32, 1024};
-            multiply(a, b, (num_keys + 31) / 32, 32, 0, 1, sums + d);
+            multiply(a, b, padded_keys / 32, 32, 0, 1, sums + d);
         }
     }
 }

@@ -61,6 +61,20 @@ INLINE halves narrow(floats x) {
 #endif
 }
 
+// Round two vectors and pair them up: `low` in the low halves of the words.
+INLINE words narrow_pairs(floats low, floats high) {
+#ifdef HAS_BF16
+    typedef bf16 values __attribute__((vector_size(64), may_alias));
+    values both = (values)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+#define PAIR(i) i, 16 + i, i + 1, 17 + i, i + 2, 18 + i, i + 3, 19 + i
+    return (words)__builtin_shufflevector(both, both, PAIR(0), PAIR(4), PAIR(8), PAIR(12));
+#undef PAIR
+#else
+    return __builtin_convertvector(narrow(low), words) |
+           __builtin_convertvector(narrow(high), words) << 16;
+#endif
+}
+
 INLINE floats widen(const bf16 *p) {
     words bits = __builtin_convertvector(*(const halves_packed *)p, words);
     return (floats)(bits << 16);
@@ -73,7 +87,30 @@ INLINE floats choose(ints held, floats a, floats b) {
     return (floats)((held & (ints)a) | (~held & (ints)b));
 }
 
+#ifdef HAS_BF16
+
+INLINE floats larger(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE floats round_floats(floats x) { return (floats)_mm512_roundscale_ps((__m512)x, 0); }
+INLINE floats times_power_of_2(floats x, floats n) {
+    return (floats)_mm512_scalef_ps((__m512)x, (__m512)n);
+}
+INLINE float sum(floats x) { return _mm512_reduce_add_ps((__m512)x); }
+INLINE float largest(floats x) { return _mm512_reduce_max_ps((__m512)x); }
+
+// 1 / x to a few units in the last place.
+INLINE floats reciprocal(floats x) {
+    floats y = (floats)_mm512_rcp14_ps((__m512)x);
+    return y * (2.0f - x * y);
+}
+
+#else
+
 INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
+INLINE floats round_floats(floats x) { return (x + 12582912.0f) - 12582912.0f; } // 1.5 * 2^23
+INLINE floats times_power_of_2(floats x, floats n) {
+    return x * (floats)((__builtin_convertvector(n, ints) + 127) << 23);
+}
+INLINE floats reciprocal(floats x) { return 1.0f / x; }
 
 INLINE float sum(floats x) {
     float total = 0;
@@ -87,16 +124,13 @@ INLINE float largest(floats x) {
     return most;
 }
 
-// e^x to two units in the last place; 0 below -87.
+#endif
+
+// e^x to two units in the last place, for x from -87 to 88; beyond, what it is there.
 INLINE floats exponential(floats x) {
-    const floats least = splat(-87.0f), most = splat(88.0f);
-    ints vanishes = x < least;
-    x = larger(x, least);
-    x = choose(x < most, x, most);
-    // x = n ln 2 + r with |r| <= ln 2 / 2; adding and subtracting 1.5 * 2^23 rounds.
-    floats n = x * 1.44269504f + 12582912.0f;
-    ints exponent = ((ints)n - 0x4b400000 + 127) << 23;
-    n -= 12582912.0f;
+    x = -larger(-larger(x, splat(-87.0f)), splat(-88.0f));
+    // x = n ln 2 + r with |r| <= ln 2 / 2.
+    floats n = round_floats(x * 1.44269504f);
     floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
     floats p = splat(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
@@ -105,7 +139,7 @@ INLINE floats exponential(floats x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    return choose(vanishes, splat(0), p * (floats)exponent);
+    return times_power_of_2(p, n);
 }
 
 // Transpose a 16 x 16 matrix of words.
