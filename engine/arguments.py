@@ -34,6 +34,7 @@ class Arguments:
     lease_disk_bytes: int
     dtype: Literal["auto", "float32", "bfloat16"]
     device: Literal["cpu", "cuda"]
+    native_kernels: bool
     tensor_parallel_size: Literal[1]
     until_stdin_closes: bool
 
@@ -68,7 +69,10 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         # A default from the environment is a string, so argparse checks it like a typed one.
         if variable is not None:
             text += f" [{variable}]"
-            options["default"] = environment.get(variable) or options.get("default")
+            stated = environment.get(variable) or options.get("default")
+            if options.get("action") is argparse.BooleanOptionalAction:
+                stated = _switch(parser, variable, stated)  # argparse checks no such default
+            options["default"] = stated
         if options.get("required") and options.get("default") is not None:
             options["required"] = False
         parser.add_argument(flag, help=text, **options)
@@ -195,6 +199,13 @@ def _add_machine(add: Any) -> None:
         default="cpu",
     )
     add(
+        "--native-kernels",
+        "Compute in C where model and processor allow it; needs a C compiler (cc) once.",
+        variable="KVMETER_NATIVE_KERNELS",
+        action=argparse.BooleanOptionalAction,
+        default="1",
+    )
+    add(
         "--tensor-parallel-size",
         "GPUs that share one model; only 1 for now.",
         type=_one,
@@ -235,6 +246,12 @@ def _add_leases(add: Any) -> None:
         metavar="BYTES",
         default=str(8 << 30),
     )
+
+
+def _switch(parser: argparse.ArgumentParser, variable: str, text: Any) -> bool:
+    if text not in ("0", "1"):
+        parser.error(f"{variable}: not 0 or 1: {text}")
+    return bool(text == "1")
 
 
 def _folder(text: str) -> Path:

@@ -19,7 +19,7 @@ def choose_dtype(name: str, *, device: torch.device, cpuinfo: str) -> torch.dtyp
     """
     if name != "auto":
         return _NAMES[name]
-    if device.type != "cpu" or _BF16_FLAGS & _cpu_flags(cpuinfo):
+    if device.type != "cpu" or _BF16_FLAGS & cpu_flags(cpuinfo):
         return torch.bfloat16
     return torch.float32
 
@@ -42,8 +42,8 @@ def configure_threads(num_threads: int | None = None) -> int:
     return chosen
 
 
-def _cpu_flags(cpuinfo: str) -> set[str]:
-    """The first processor's flags."""
+def cpu_flags(cpuinfo: str) -> set[str]:
+    """The first processor's flags in the text of /proc/cpuinfo."""
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "flags":

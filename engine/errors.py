@@ -5,6 +5,7 @@ EngineError
 ├── ModelFetchError     the default model could not be fetched
 ├── KVCacheTooLarge     the machine does not give the memory asked for the KV cache
 ├── UnsupportedModel    the folder is whole, but this engine cannot run it
+├── KernelsUnavailable  the C kernels cannot run here; torch computes instead
 ├── KVCacheTooSmall     the memory given to the KV cache holds not even one block
 ├── FrameError          a frame, or a value in it, is not what the protocol says
 ├── AddressError        an engine address cannot be read, bound or reached
@@ -59,6 +60,14 @@ class UnsupportedModel(EngineError):
         super().__init__(f"Unsupported model: {path}; {what}")
         self.path = path
         self.what = what
+
+
+class KernelsUnavailable(EngineError):
+    """The C kernels cannot run here; torch computes instead."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"C kernels are unavailable: {reason}")
+        self.reason = reason
 
 
 class KVCacheTooSmall(EngineError):

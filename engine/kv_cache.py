@@ -42,6 +42,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = device
         self.num_kv_heads = config.num_key_value_heads
@@ -66,6 +67,11 @@ class KVCache:
     def clear(self, blocks: np.ndarray) -> None:
         """Zero whole blocks, `blocks` [n]."""
         self._blocks.index_fill_(0, self._rows(blocks.astype(np.int64)), 0)
+
+    @property
+    def address(self) -> int:
+        """Where the cache begins in memory, for kernels that are not torch's."""
+        return self._blocks.data_ptr()
 
     @property
     def layout(self) -> str:

@@ -9,6 +9,8 @@ import torch
 from engine.errors import ModelFileError
 from engine.models.llama import Llama
 from engine.models.llama_config import CURE, LlamaConfig, read_json
+from engine.native.library import Library
+from engine.native.llama import NativeLlama
 from engine.protocol import Sampling
 from engine.weights import Weights, checked_digest
 
@@ -17,14 +19,16 @@ from engine.weights import Weights, checked_digest
 class LoadedModel:
     """A model ready to run, and the facts of its folder that the engine announces."""
 
-    model: Llama
+    model: Llama | NativeLlama
     weights_digest: str
     stop_token_ids: tuple[int, ...]
     default_sampling: Sampling
 
 
-def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Load a Hugging Face Llama folder.
+def load_model(
+    folder: Path, *, dtype: torch.dtype, device: torch.device, library: Library | None = None
+) -> LoadedModel:
+    """Load a Hugging Face Llama folder; with `library` it runs in C, on the CPU in bfloat16.
 
     Raises ModelFileError naming the file that is missing, damaged or does not fit config.json, and
     UnsupportedModel if the folder describes another kind of model.
@@ -32,7 +36,11 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Loa
     config = LlamaConfig.read(folder)
     digest = checked_digest(folder)
     weights = Weights(folder)
-    model = Llama(config, weights, dtype=dtype, device=device)
+    model = (
+        Llama(config, weights, dtype=dtype, device=device)
+        if library is None
+        else NativeLlama(config, weights, library)
+    )
     weights.require_all_taken()
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}

@@ -8,6 +8,7 @@ import torch
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
 from engine.models.llama import Llama
+from engine.native.llama import NativeLlama
 from engine.ops_torch import PagedAttention
 from engine.plan import Plan, Row
 from engine.sampler import Sampler
@@ -16,7 +17,7 @@ from engine.sampler import Sampler
 class ModelRunner:
     """The real Runner of `engine.plan`. `entropy` feeds the draws of requests without a seed."""
 
-    def __init__(self, model: Llama, config: EngineConfig, *, entropy: bytes) -> None:
+    def __init__(self, model: Llama | NativeLlama, config: EngineConfig, *, entropy: bytes) -> None:
         self._model = model
         self._sampler = Sampler(entropy)
         self._cache = KVCache(
@@ -48,11 +49,14 @@ class ModelRunner:
         return self._cache.snapshot(blocks, num_tokens)
 
 
-def compute_logits(model: Llama, cache: KVCache, rows: Sequence[Row]) -> torch.Tensor:
+def compute_logits(model: Llama | NativeLlama, cache: KVCache, rows: Sequence[Row]) -> torch.Tensor:
     """Write the K and V of all rows; return [s, vocab_size] logits of those that sample, in order.
 
-    The logits are those of each sampling row's last position, in float32.
+    The logits are those of each sampling row's last position, in float32; the next call may
+    overwrite them.
     """
+    if isinstance(model, NativeLlama):
+        return model.compute(cache, rows)
     tokens = np.concatenate([row.tokens for row in rows]).astype(np.int64)
     positions = np.concatenate([np.arange(row.start, row.start + len(row.tokens)) for row in rows])
     lasts = np.cumsum([len(row.tokens) for row in rows]) - 1

@@ -15,13 +15,16 @@ from engine.arguments import Arguments
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.dtype import choose_dtype, configure_threads, read_cpuinfo
-from engine.errors import SettingError
+from engine.errors import KernelsUnavailable, SettingError
 from engine.journal import Journal
 from engine.kv_cache import bytes_per_block
 from engine.lease_files import Origin
 from engine.loading import LoadedModel, load_model
 from engine.memory import engine_config, memory_bytes
 from engine.model_runner import ModelRunner
+from engine.models.llama_config import LlamaConfig
+from engine.native.library import Library, load_library, require_processor
+from engine.native.llama import require_supported
 from engine.protocol import EngineInfo
 from engine.server import EngineServer
 from engine.storage import lease_store
@@ -45,7 +48,8 @@ def serve(
         configure_threads()
         device = _device(arguments.device)
         dtype = choose_dtype(arguments.dtype, device=device, cpuinfo=read_cpuinfo())
-        loaded = load_model(arguments.model, dtype=dtype, device=device)
+        library, computed_by = _kernels(arguments, dtype, device, clock_ns)
+        loaded = load_model(arguments.model, dtype=dtype, device=device, library=library)
         config = _config(arguments, loaded)
         runner = _runner(loaded, config)
         info = _info(arguments, loaded, config)
@@ -70,7 +74,7 @@ def serve(
         else:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: server.stop())
-        _announce(info, config, bound_url(listener, arguments.listen))
+        _announce(info, config, bound_url(listener, arguments.listen), computed_by)
         server.run()
 
 
@@ -78,6 +82,24 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingError("No CUDA device on this machine: start with --device cpu.")
     return torch.device(name)
+
+
+def _kernels(
+    arguments: Arguments, dtype: torch.dtype, device: torch.device, clock_ns: Callable[[], int]
+) -> tuple[Library | None, str]:
+    """The C kernels, or None for torch; and which of them computes, in words for the operator."""
+    if not arguments.native_kernels:
+        return None, "torch kernels: --no-native-kernels"
+    cpuinfo, model = read_cpuinfo(), LlamaConfig.read(arguments.model)
+    try:
+        require_supported(model, dtype=dtype, device=device, block_size=arguments.block_size)
+        require_processor(cpuinfo)
+        start_ns = clock_ns()
+        library = load_library(arguments.data_dir / "engine" / "kernels", cpuinfo=cpuinfo)
+    except KernelsUnavailable as error:
+        return None, f"torch kernels: {error.reason}"
+    seconds = (clock_ns() - start_ns) / 1e9
+    return library, f"C kernels{' with AMX' if library.has_amx else ''}, ready in {seconds:.1f} s"
 
 
 def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
@@ -143,11 +165,12 @@ def _pid_file(data_dir: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _announce(info: EngineInfo, config: EngineConfig, url: str) -> None:
+def _announce(info: EngineInfo, config: EngineConfig, url: str, computed_by: str) -> None:
     sys.stdout.write(
         f"engine ready: {url}\n"
         f"  {info.model_id}, {info.dtype} on {info.device}; KV pool {config.num_blocks} blocks of "
         f"{config.block_size} tokens; leases may pin {config.pin_cap_blocks} of them, "
         f"one namespace {config.namespace_quota_blocks}\n"
+        f"  {computed_by}\n"
     )
     sys.stdout.flush()

@@ -22,6 +22,12 @@ def python_files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
+def source_files() -> list[Path]:
+    """The packages' own Python and C."""
+    c_files = [path for folder in PACKAGES for path in sorted((ROOT / folder).rglob("*.[ch]"))]
+    return python_files(*PACKAGES) + c_files
+
+
 def shown(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -30,27 +36,27 @@ def test_the_readme_tree_is_the_files_with_their_first_lines() -> None:
     tree = README.split("## Where things are")[1].split("```")[1]
     told, folder = {}, ""
     for line in tree.splitlines():
-        if match := re.match(r"  (\S+\.py) +(.+)", line):
+        if match := re.match(r"  (\S+\.(?:py|c|h)) +(.+)", line):
             told[folder + match[1]] = match[2]
         elif match := re.match(r"(\S+/)", line):
             folder = match[1]
-    true = {
-        shown(path): first_line(path)
-        for path in python_files(*PACKAGES)
-        if path.name != "__init__.py"
-    }
+    true = {shown(path): first_line(path) for path in source_files() if path.name != "__init__.py"}
 
     assert told == true, "copy the docstring's first line to README.md, 'Where things are'"
 
 
 def first_line(path: Path) -> str:
+    if path.suffix != ".py":
+        line = path.read_text(encoding="utf-8").splitlines()[0]
+        assert line.startswith("// "), f"{shown(path)} says nothing about itself"
+        return line.removeprefix("// ").removesuffix(".")
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert docstring, f"{shown(path)} says nothing about itself"
     return docstring.splitlines()[0].removesuffix(".")
 
 
 def test_no_file_is_longer_than_a_sitting() -> None:
-    limits = [(path, MOST_LINES) for path in python_files(*PACKAGES, "bench")]
+    limits = [(path, MOST_LINES) for path in [*source_files(), *python_files("bench")]]
     limits += [(path, MOST_TEST_LINES) for path in python_files("tests")]
 
     long = [shown(path) for path, most in limits if len(path.read_text().splitlines()) > most]

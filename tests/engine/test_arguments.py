@@ -25,6 +25,7 @@ def test_defaults_are_the_documented_ones(model):
     assert (arguments.lease_host_bytes, arguments.lease_disk_bytes) == (8 << 30, 8 << 30)
     assert arguments.enable_prefix_caching
     assert arguments.enable_chunked_prefill
+    assert arguments.native_kernels
     assert (arguments.scheduling, arguments.kv_layout) == ("continuous", "paged")
 
 
@@ -51,6 +52,21 @@ def test_each_boolean_can_be_switched_off(model):
     assert not arguments.enable_chunked_prefill
 
 
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        (["--no-native-kernels"], {}, False),
+        ([], {"KVMETER_NATIVE_KERNELS": "0"}, False),
+        ([], {"KVMETER_NATIVE_KERNELS": "1"}, True),
+        (["--native-kernels"], {"KVMETER_NATIVE_KERNELS": "0"}, True),
+    ],
+)
+def test_the_kernels_in_c_are_a_choice(model, flags, environment, expected):
+    arguments = parse_arguments(["--model", str(model), *flags], environment)
+
+    assert arguments.native_kernels is expected
+
+
 def test_each_part_can_be_compared_with_what_it_replaces(model):
     compared = ["--scheduling", "static", "--kv-layout", "contiguous"]
 
@@ -69,6 +85,7 @@ def test_each_part_can_be_compared_with_what_it_replaces(model):
         (["--device", "tpu"], {}, "--device: not one of cpu, cuda: tpu"),
         (["--scheduling", "padded"], {}, "--scheduling: not one of continuous, static: padded"),
         (["--kv-layout", "ring"], {}, "--kv-layout: not one of paged, contiguous: ring"),
+        ([], {"KVMETER_NATIVE_KERNELS": "yes"}, "KVMETER_NATIVE_KERNELS: not 0 or 1: yes"),
         (["--listen", "http://h:1"], {}, "--listen: Not an engine address"),
         (["--tensor-parallel-size", "2"], {}, "--tensor-parallel-size: this engine runs"),
         (["--model", "/nowhere"], {}, "--model: no such folder: /nowhere"),

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from engine.client import Breakpoint, Finished, Tokens, connect_engine
+from engine.dtype import read_cpuinfo
 from engine.journal import Journal
 from tests.engine.harness import generate_request
+from tests.engine.tiny_model import write_tiny_model
 
 
 @pytest.fixture
@@ -125,6 +127,32 @@ async def test_the_flags_reach_the_scheduler(tiny_folder, tmp_path):
         assert stats["kv_slots_reserved"] >= info.max_request_tokens - info.block_size
         assert stats["tokens_computed_total"] / stats["steps_total"] <= 8
         second.abort()
+        await client.close()
+        process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("flags", "computed_by"),
+    [
+        (["--dtype", "float32"], "torch kernels: the number format is float32"),
+        (["--dtype", "bfloat16", "--no-native-kernels"], "torch kernels: --no-native-kernels"),
+        (["--dtype", "bfloat16"], "C kernels"),
+    ],
+    ids=["float32", "switched off", "C"],
+)
+async def test_an_engine_says_what_computes_and_answers(tmp_path, flags, computed_by):
+    if computed_by == "C kernels" and "avx512_bf16" not in read_cpuinfo():
+        computed_by = "torch kernels: the processor has no avx512_bf16"
+    model = write_tiny_model(tmp_path / "model", head_dim=32)
+    with engine_process(model, tmp_path, *flags) as process:
+        lines = [process.stdout.readline() for _ in range(2)]
+        client = connect_engine(f"unix:{tmp_path / 'run' / 'engine.sock'}")
+        await client.ready(10)
+
+        output, _ = await answer(client, "req_1", max_tokens=4)
+
+        assert lines[1].startswith(f"  {computed_by}")
+        assert len(output) == 4
         await client.close()
         process.send_signal(signal.SIGTERM)
 

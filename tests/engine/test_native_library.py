@@ -1,0 +1,156 @@
+"""The kernels' file: compiled once, whole or not there, never another user's; or a reason."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.dtype import read_cpuinfo
+from engine.errors import KernelsUnavailable
+from engine.native.library import Library, load_library, require_processor
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, kernels_file: Path) -> Path:
+    """A compiler that keeps a list of its runs and gives out what the real one made."""
+    path = tmp_path / "compiler"
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec echo fake 1.0\necho run >> {tmp_path}/runs\n'
+        f'for last; do :; done\ncat {kernels_file} > "$last"\n'
+    )
+    path.chmod(0o700)
+    return path
+
+
+def load(folder: Path, compiler: Path | str, **options: object) -> Library:
+    arguments = {"cpuinfo": read_cpuinfo(), "compiler": os.fspath(compiler)} | options
+    return load_library(folder, **arguments)
+
+
+def reason(folder: Path, compiler: Path | str) -> str:
+    with pytest.raises(KernelsUnavailable) as caught:
+        load(folder, compiler)
+    return caught.value.reason
+
+
+def num_runs(compiler: Path) -> int:
+    return len((compiler.parent / "runs").read_text().splitlines())
+
+
+def test_what_is_compiled_once_is_loaded_afterwards(tmp_path: Path, compiler: Path) -> None:
+    folder = tmp_path / "cache" / "kernels"
+
+    load(folder, compiler)
+    load(folder, compiler)
+
+    assert num_runs(compiler) == 1
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(list(folder.iterdir())) == 1, "a partial file is left"
+
+
+def test_another_compiler_flag_or_processor_makes_its_own_file(
+    tmp_path: Path, compiler: Path
+) -> None:
+    folder = tmp_path / "kernels"
+    load(folder, compiler)
+
+    load(folder, compiler, is_portable=True)
+    load(folder, compiler, cpuinfo="flags : fpu other")
+    compiler.write_text(compiler.read_text().replace("fake 1.0", "fake 1.1"))
+    load(folder, compiler)
+
+    assert num_runs(compiler) == 4
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_engines_that_start_at_once_all_load_it(tmp_path: Path, compiler: Path) -> None:
+    folder = tmp_path / "kernels"
+    loaded: list[Library] = []
+    starts = [
+        threading.Thread(target=lambda: loaded.append(load(folder, compiler))) for _ in range(4)
+    ]
+
+    for start in starts:
+        start.start()
+    for start in starts:
+        start.join()
+
+    assert len(loaded) == 4
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("mode", [0o722, 0o702])
+def test_a_file_that_another_user_could_have_written_is_not_loaded(
+    tmp_path: Path, compiler: Path, mode: int
+) -> None:
+    folder = tmp_path / "kernels"
+    load(folder, compiler)
+    [path] = folder.iterdir()
+    path.chmod(mode)
+
+    assert reason(folder, compiler) == f"another user could have written {path}"
+
+
+def test_a_folder_that_another_user_could_write_is_not_used(tmp_path: Path, compiler: Path) -> None:
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    assert reason(folder, compiler) == f"another user could have written {folder}"
+
+
+def test_a_link_is_not_followed(tmp_path: Path, compiler: Path) -> None:
+    folder = tmp_path / "kernels"
+    load(folder, compiler)
+    [path] = folder.iterdir()
+    path.rename(tmp_path / "elsewhere.so")
+    path.symlink_to(tmp_path / "elsewhere.so")
+
+    assert reason(folder, compiler) == f"another user could have written {path}"
+
+
+def test_a_file_of_another_owner_is_not_loaded(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "kernels"
+    load(folder, compiler)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    assert reason(folder, compiler) == f"another user could have written {folder}"
+
+
+def test_no_compiler_is_a_reason(tmp_path: Path) -> None:
+    assert reason(tmp_path / "kernels", "no-such-cc") == "no C compiler: no-such-cc"
+
+
+def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(
+    tmp_path: Path, compiler: Path
+) -> None:
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exec echo fake\necho "step.c: too hard" >&2; exit 1\n'
+    )
+
+    assert reason(tmp_path / "kernels", compiler) == "the C compiler fails: step.c: too hard"
+    assert list((tmp_path / "kernels").iterdir()) == []
+
+
+def test_a_compiler_whose_product_does_not_load_is_a_reason(tmp_path: Path, compiler: Path) -> None:
+    compiler.write_text(compiler.read_text().replace("cat ", "echo no library #"))
+
+    assert reason(tmp_path / "kernels", compiler).startswith("cannot load ")
+
+
+def test_a_folder_that_cannot_be_made_is_a_reason(tmp_path: Path, compiler: Path) -> None:
+    (tmp_path / "file").touch()
+
+    found = reason(tmp_path / "file" / "kernels", compiler)
+
+    assert found == f"cannot use {tmp_path / 'file' / 'kernels'}: Not a directory"
+
+
+def test_a_processor_without_bfloat16_is_a_reason() -> None:
+    require_processor("flags : fpu avx512f avx512_bf16")
+    for cpuinfo in ("flags : fpu avx512f", ""):
+        with pytest.raises(KernelsUnavailable, match="the processor has no avx512_bf16"):
+            require_processor(cpuinfo)
