@@ -66,11 +66,18 @@ class Traffic:
     """Clients of one engine: a link that stays and one that is closed now and then."""
 
     def __init__(
-        self, engine: Engine, mix: Mix, chance: random.Random, *, queue_wait_seconds: float
+        self,
+        engine: Engine,
+        mix: Mix,
+        chance: random.Random,
+        *,
+        queue_wait_seconds: float,
+        patience_seconds: float = 4.0,
     ) -> None:
-        """Open the second link."""
+        """Open the second link. Who aborts a request does so within `patience_seconds`."""
         self._engine, self._mix, self._chance = engine, mix, chance
         self._queue_wait_seconds = queue_wait_seconds
+        self._patience_seconds = patience_seconds
         self._fickle: EngineClient = connect_engine(engine.url)
         self._lease_ids: deque[str] = deque(maxlen=MOST_LEASES_KNOWN)
         self._asks: list[Ask] = []  # since the last idle moment
@@ -149,12 +156,12 @@ class Traffic:
             timers.append(loop.call_later(delay, self._abort, ask, generation))
 
         if ask.fate == "aborted":
-            abort_in(4.0)
+            abort_in(self._patience_seconds)
         try:
             async for event in generation:
                 self._take(ask, event)
                 if ask.fate == "aborted soon" and isinstance(event, Admitted):
-                    abort_in(0.5)
+                    abort_in(self._patience_seconds / 8)
                 elif ask.num_tokens >= ask.ends_at and isinstance(event, Tokens):
                     self._end_at(ask, generation)
         finally:
