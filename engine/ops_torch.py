@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from engine.kv_cache import KVCache
 from engine.plan import Row
@@ -30,6 +31,10 @@ SHARED_BLOCKS_MIN = 8
 _Selection = slice | torch.Tensor
 # The output of an attention call, and the log-sum-exp of its scores in float32.
 Attended = tuple[torch.Tensor, torch.Tensor]
+
+# On CPU, torch compiles bfloat16 attention for each pair of lengths that it meets and keeps it,
+# some 130 KB a pair: lengths are padded to multiples of this, so that there are few.
+_LENGTH_UNIT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +105,9 @@ class PagedAttention:
             keys, values = self._cache.gather(layer, context.tiles, 1).unbind(1)
             found = _attend_all(
                 q[context.rows],
-                keys[:, :, : context.num_tokens],
-                values[:, :, : context.num_tokens],
+                keys,
+                values,
+                num_tokens=context.num_tokens,
             )
             rows = context.rows
             out[rows], log_sum[rows] = _merge((out[rows], log_sum[rows]), found)
@@ -191,26 +197,42 @@ def attend_plainly(
 
 def _attend_causal(q: torch.Tensor, kv: torch.Tensor) -> Attended:
     """New tokens of one sequence among themselves: `q` [n, kv_heads, group, d], `kv` likewise."""
+    n = q.shape[0]
+    # Tokens after the last change nothing for those before.
+    q, kv = _padded(q), _padded(kv)
     keys, values = kv.transpose(0, 1).unsqueeze(1).chunk(2)  # [kv_heads, 1, n, d]
     heads = q.permute(1, 2, 0, 3)
     out, log_sum = attend(
         heads, keys.expand(heads.shape), values.expand(heads.shape), is_causal=True
     )
-    return out.permute(2, 0, 1, 3), log_sum.permute(2, 0, 1)
+    return out.permute(2, 0, 1, 3)[:n], log_sum.permute(2, 0, 1)[:n]
 
 
-def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attended:
-    """`q` [n, kv_heads, group, d] to all of `k` and `v` [1, kv_heads, m, d].
+def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, num_tokens: int) -> Attended:
+    """`q` [n, kv_heads, group, d] to the first `num_tokens` of `k` and `v` [1, kv_heads, m, d].
 
     All query heads that share a KV head become the rows of one matrix.
     """
+    num_rows, q = q.shape[0], _padded(q)
+    mask = None
+    if num_tokens < k.shape[2]:
+        mask = torch.zeros(1, 1, 1, k.shape[2], dtype=q.dtype, device=q.device)
+        mask[..., num_tokens:] = -torch.inf
     n, kv_heads, group, head_dim = q.shape
     folded = q.transpose(0, 1).reshape(1, kv_heads, n * group, head_dim)
-    out, log_sum = attend(folded, k, v)
+    out, log_sum = attend(folded, k, v, mask=mask)
     return (
-        out.view(kv_heads, n, group, head_dim).transpose(0, 1),
-        log_sum.reshape(kv_heads, n, group).transpose(0, 1),
+        out.view(kv_heads, n, group, head_dim).transpose(0, 1)[:num_rows],
+        log_sum.reshape(kv_heads, n, group).transpose(0, 1)[:num_rows],
     )
+
+
+def _padded(tokens: torch.Tensor) -> torch.Tensor:
+    """`tokens` [n, ...] with zeros after it, up to a multiple of the length unit."""
+    missing = -len(tokens) % _LENGTH_UNIT
+    if tokens.device.type != "cpu" or not missing:
+        return tokens
+    return F.pad(tokens, (*[0, 0] * (tokens.dim() - 1), 0, missing))
 
 
 def _merge(a: Attended, b: Attended) -> Attended:

@@ -34,11 +34,23 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[n, in] to [n, out]."""
         if self._packed:
+            num_rows = len(x)
+            if missing := _num_padded(num_rows) - num_rows:
+                x = F.pad(x, (0, 0, 0, missing))
             y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
                 x, self._weight, self._bias, "none", [], ""
             )
-            return y
+            return y[:num_rows]
         return F.linear(x, self._weight, self._bias)
+
+
+def _num_padded(num_rows: int) -> int:
+    """A number of rows out of few: oneDNN compiles kernels for each that it meets, and keeps them.
+
+    A whole model's kernels for one number of rows are 1.5 to 2 MB.
+    """
+    unit = 1 if num_rows <= 8 else 8 if num_rows <= 64 else 32 if num_rows <= 512 else 128
+    return -(-num_rows // unit) * unit
 
 
 class RMSNorm:

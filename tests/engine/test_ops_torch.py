@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from engine.kv_cache import KVCache
 from engine.loading import load_model
 from engine.model_runner import compute_logits
 from engine.models.llama import Llama
-from engine.ops_torch import SHARED_TOKENS_MIN, attend, attend_plainly
+from engine.ops_torch import SHARED_TOKENS_MIN, Attended, attend, attend_plainly
 from engine.plan import Row
 from tests.engine.naive_llama import naive_logits
 from tests.engine.rows import row
@@ -167,3 +168,23 @@ def test_bfloat16_stays_near_float32(
 
     cosine = torch.nn.functional.cosine_similarity(found, expected[-1], dim=0)
     assert cosine > 0.999
+
+
+def test_many_lengths_meet_torch_as_few_shapes(
+    tiny: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch keeps compiled kernels for each pair of shapes: memory that never stops growing."""
+    seen: set[tuple[torch.Size, torch.Size]] = set()
+
+    def note(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Attended:
+        seen.add((q.shape, k.shape))
+        return attend(q, k, v, **options)
+
+    monkeypatch.setattr("engine.ops_torch.attend", note)
+    cache, blocks = fresh_cache(tiny), range(NUM_BLOCKS)
+    for start in range(16, 64):
+        for length in (2, 7, 16, 30, 31):
+            compute_logits(tiny, cache, [row([20] * length, start=start, blocks=blocks)])
+
+    # 240 pairs of lengths: chunks of 16 or 32 among themselves, and behind 16, 32, 48 or 64.
+    assert len(seen) <= 2 + 2 * 4
