@@ -1,7 +1,7 @@
 // Paged attention: queries that see a span of one sequence's context, read where it lies.
 //
-// A span is attended in pieces of 512 keys: scores in float32, the softmax's running maximum and sum,
-// probabilities in bfloat16, then the values. Scores past what a query may see are masked, and
+// A span is attended in pieces of 512 keys: scores in float32, the softmax's running maximum and
+// sum, probabilities in bfloat16, then the values. Scores past what a query may see are masked, and
 // slots that nobody may see are not read.
 
 #pragma once

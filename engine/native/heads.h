@@ -50,7 +50,7 @@ static bf16 *values_of(const struct model *model, const struct batch *batch, str
 static void attend_prompt(const struct model *model, const struct batch *batch, struct work *work,
                           int64_t layer, const struct tile *tile, int64_t kv_head) {
     bf16 q[TILE * HEAD_DIM_MAX] ALIGNED;
-    block sums[HEAD_DIM_MAX] ALIGNED;
+    line sums[HEAD_DIM_MAX] ALIGNED;
     float total[TILE] ALIGNED;
     int32_t visible[TILE];
     int64_t d = model->head_dim, group = model->num_heads / model->num_kv_heads;

@@ -18,7 +18,7 @@ from engine.dtype import cpu_flags
 from engine.errors import KernelsUnavailable
 
 SOURCES = Path(__file__).parent
-# What the C side compiles to dot products of bfloat16; without it torch is no slower.
+# Dot products of bfloat16: with them the kernels beat torch at every size, else not at all sizes.
 NEEDED_FLAG = "avx512_bf16"
 _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp")
 _COMPILE_SECONDS_MAX = 60

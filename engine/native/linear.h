@@ -1,12 +1,12 @@
 // y = x W^T + b for any number of rows, from one copy of the weights.
 //
-// Weights are packed once as [outputs / 32][inputs / 2][32 outputs][2 inputs]: a group of 32 outputs
-// is one stream from memory, and two B tiles every 32 inputs. Inputs are in tiles:
+// Weights are packed once as [outputs / 32][inputs / 2][32 outputs][2 inputs]: a group of 32
+// outputs is one stream from memory, and two B tiles every 32 inputs. Inputs are in tiles:
 // [rows / 16][inputs / 32][16][32], each an A tile. Both are padded with zeros.
 
 #pragma once
 
-#include "blocks.h"
+#include "products.h"
 #include "team.h"
 
 // Outputs in a group; rows that one thread takes through it; how far weights are prefetched.
@@ -33,7 +33,7 @@ INLINE int64_t in_tiles(int64_t row, int64_t input, int64_t width) {
 
 INLINE floats silu(floats x) { return x * reciprocal(1.0f + exponential(-x)); }
 
-static void finish(const struct target *to, const struct linear *linear, block *y, int64_t row,
+static void finish(const struct target *to, const struct linear *linear, line *y, int64_t row,
                    int64_t num_rows, int64_t group) {
     floats bias_low = {}, bias_high = {};
     if (linear->bias) {
@@ -63,7 +63,7 @@ static void apply(struct worker *worker, const struct linear *linear, const bf16
         int64_t end = first + CHUNK < num_rows ? first + CHUNK : num_rows;
         const bf16 *w = linear->weight + group * num_inputs * GROUP;
         struct tiles b = {w, w + 32, 64, 1024};
-        block y[32] ALIGNED;
+        line y[32] ALIGNED;
         for (int64_t row = first; row < end; row += 32) {
             int64_t here = end - row < 32 ? end - row : 32;
             const bf16 *rows = x + in_tiles(row, 0, num_inputs);

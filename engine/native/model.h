@@ -73,8 +73,8 @@ static int64_t lay_out(const struct model *model, const struct batch *batch, cha
     return used;
 }
 
-static bf16 *slot(const struct model *model, const struct batch *batch, int64_t block, int64_t layer,
-                  int64_t head) {
+static bf16 *slot(const struct model *model, const struct batch *batch, int64_t block,
+                  int64_t layer, int64_t head) {
     int64_t at = (block * model->num_layers + layer) * 2 * model->num_kv_heads + head;
     return batch->cache + at * batch->block_size * model->head_dim;
 }

@@ -1,4 +1,4 @@
-// Attention of a prompt's tokens: 32 queries at a time against 32 keys at a time, by block products.
+// Attention of a prompt's tokens: 32 queries at a time against 32 keys, by products of tiles.
 //
 // Scores are computed keys by queries, so that a query is a lane and the softmax needs no
 // sums across lanes:
@@ -36,7 +36,7 @@ static void turn_values(const struct head *head, int64_t start, int64_t end, bf1
 
 // Scores of keys start .. start + num_keys - 1, in steps of 32; what lies past `end` is anything.
 INLINE void score_keys(const struct head *head, const bf16 *q, int64_t start, int num_keys,
-                       block *scores) {
+                       line *scores) {
     for (int key = 0; key < num_keys; key += 32) {
         const bf16 *first = head->k + slot_at(head, start + key), *second = first;
         if (key + 16 < num_keys) second = head->k + slot_at(head, start + key + 16);
@@ -47,7 +47,7 @@ INLINE void score_keys(const struct head *head, const bf16 *q, int64_t start, in
 }
 
 // Mask 16 queries' scores: of those that see fewer positions than there are keys.
-INLINE void mask_lanes(block *scores, int num_keys, int64_t start, const int32_t *visible) {
+INLINE void mask_lanes(line *scores, int num_keys, int64_t start, const int32_t *visible) {
     ints limit;
     memcpy(&limit, visible, sizeof limit);
     limit -= (int)start;
@@ -57,9 +57,9 @@ INLINE void mask_lanes(block *scores, int num_keys, int64_t start, const int32_t
                      choose(limit > key, load_floats(scores[key]), splat(-__builtin_inff())));
 }
 
-// Find the maximum, exponentiate, round and pack 16 queries' scores; returns what the sums so far are
-// to be multiplied with. `p` is [keys / 32][2][16 pairs][16 queries][2].
-INLINE floats soften_lanes(const block *scores, int num_keys, float scale, float *most,
+// Find the maximum, exponentiate, round and pack 16 queries' scores; returns what the sums so far
+// are to be multiplied with. `p` is [keys / 32][2][16 pairs][16 queries][2].
+INLINE floats soften_lanes(const line *scores, int num_keys, float scale, float *most,
                            float *total, bf16 *p) {
     floats old = load_floats(most), new = splat(-__builtin_inff()), sum = {};
     for (int key = 0; key < num_keys; key++) new = larger(new, load_floats(scores[key]));
@@ -83,8 +83,8 @@ INLINE floats soften_lanes(const block *scores, int num_keys, float scale, float
 // `total` [32] are set; `visible` [32] says how many positions
 // each may see, the first the fewest.
 static void attend_tile(const struct head *head, const bf16 *q, const bf16 *values,
-                        const int32_t *visible, int64_t end, block *sums, float *total) {
-    block scores[KEYS] ALIGNED;
+                        const int32_t *visible, int64_t end, line *sums, float *total) {
+    line scores[KEYS] ALIGNED;
     bf16 p[KEYS * TILE] ALIGNED;
     float most[TILE] ALIGNED;
     for (int i = 0; i < TILE; i++) most[i] = -__builtin_inff(), total[i] = 0;
@@ -95,7 +95,7 @@ static void attend_tile(const struct head *head, const bf16 *q, const bf16 *valu
         score_keys(head, q, start, num_keys, scores);
         floats kept[2];
         for (int half = 0; half < 2; half++) {
-            block *lanes = (block *)(scores[0] + 16 * half);
+            line *lanes = (line *)(scores[0] + 16 * half);
             mask_lanes(lanes, padded_keys, start, visible + 16 * half);
             kept[half] = soften_lanes(lanes, padded_keys, head->scale, most + 16 * half,
                                       total + 16 * half, p + 512 * half);

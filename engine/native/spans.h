@@ -8,7 +8,8 @@
 
 #include "prompts.h"
 
-// Positions in a turn; parts of a context, and of a shared prefix; the shortest part; what sharing has to save.
+// Positions in a turn; parts of a context, and of a shared prefix; the shortest part; what sharing
+// has to be long, and to save.
 enum { TURN = 512, PARTS_MAX = 8, PART_MIN = 128, SHARED_BLOCKS_MIN = 8, SHARED_TOKENS_MIN = 512 };
 
 // One step, as the caller gives it. Rows are sequences; their tokens lie one after the other.

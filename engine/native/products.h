@@ -2,9 +2,9 @@
 //
 //     C [32, 32] float32  =  sum over k of  A_k [32, 32] B_k [32, 32],  A and B in bfloat16
 //
-// A_k is two tiles of 16 rows. B_k is two tiles of 16 columns, in pairs of its rows: row i of a tile
-// holds rows 2 i and 2 i + 1 of B, column by column. That is what AMX multiplies; without AMX,
-// and for a few rows, `dot2` does.
+// A_k is two tiles of 16 rows. B_k is two tiles of 16 columns, in pairs of its rows: row i of a
+// tile holds rows 2 i and 2 i + 1 of B, column by column. That is what AMX multiplies; without
+// AMX, and for a few rows, `dot2` does.
 
 #pragma once
 
@@ -22,14 +22,15 @@ struct tiles {
     int64_t stride, step;
 };
 
-typedef float block[32];
+typedef float line[32];
 
 // 1 to 8 rows by `dot2`. `ahead`: how far to prefetch B, in numbers; 0 where it is near.
 INLINE void dot_rows(const bf16 *a, const struct tiles *at, struct tiles b, int64_t num_steps,
-                     const int num_rows, const int ahead, const int adds, block *c) {
+                     const int num_rows, const int ahead, const int adds, line *c) {
     floats low[FEW] = {}, high[FEW] = {};
     if (adds)
-        for (int i = 0; i < num_rows; i++) low[i] = load_floats(c[i]), high[i] = load_floats(c[i] + 16);
+        for (int i = 0; i < num_rows; i++)
+            low[i] = load_floats(c[i]), high[i] = load_floats(c[i] + 16);
     for (int64_t k = 0; k < num_steps; k++) {
         for (int pair = 0; pair < 16; pair++) {
             const bf16 *left = b.first + pair * b.stride, *right = b.second + pair * b.stride;
@@ -79,7 +80,7 @@ static void close_tiles(void) {
 
 // C in tiles 0-3, A in 4 and 5, B in 6 and 7.
 INLINE void amx_product(struct tiles a, struct tiles b, int64_t num_steps, const int is_double,
-                        const int ahead, const int adds, block *c) {
+                        const int ahead, const int adds, line *c) {
     if (adds) {
         _tile_loadd(0, c, sizeof *c);
         _tile_loadd(1, c[0] + 16, sizeof *c);
@@ -124,14 +125,14 @@ static void ask_for_amx(void) {}
 static void open_tiles(void) {}
 static void close_tiles(void) {}
 INLINE void amx_product(struct tiles a, struct tiles b, int64_t num_steps, const int is_double,
-                        const int ahead, const int adds, block *c) {}
+                        const int ahead, const int adds, line *c) {}
 
 #endif
 
 // The product for the first `num_rows` rows of A; later rows of C may be written too. `adds`: C is
 // added to.
 INLINE void multiply(struct tiles a, struct tiles b, int64_t num_steps, int64_t num_rows,
-                     const int ahead, const int adds, block *c) {
+                     const int ahead, const int adds, line *c) {
     if (has_amx && num_rows > FEW / 2) {
         if (num_rows > 16)
             amx_product(a, b, num_steps, 1, ahead, adds, c);
