@@ -95,12 +95,13 @@ class NativeLlama:
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._vocab_width = _padded(config.vocab_size)
         self._logits = torch.empty((0, self._vocab_width))
-        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        size = (config.vocab_size, config.hidden_size)
+        embedding = self._linear(self._weight("model.embed_tokens", *size))
         if config.tie_word_embeddings:
             weights.drop("lm_head.weight")  # some folders store the tied copy
             head = embedding
         else:
-            head = self._tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+            head = self._linear(self._weight("lm_head", *size))
         self._layers = (_Layer * config.num_hidden_layers)(
             *(self._layer(f"model.layers.{i}") for i in range(config.num_hidden_layers))
         )
@@ -117,9 +118,9 @@ class NativeLlama:
             vocab_width=self._vocab_width,
             eps=config.rms_norm_eps,
             layers=ctypes.addressof(self._layers),
-            embedding=self._keep(_pad(embedding, columns=_padded(config.hidden_size))),
+            embedding=embedding.weight,
             norm=self._norm("model.norm"),
-            head=self._linear(head),
+            head=head,
             cos=self._keep(cos[:, half:]),
             sin=self._keep(sin[:, half:]),
         )

@@ -16,7 +16,7 @@ struct model {
     int64_t num_layers, num_heads, num_kv_heads, head_dim, vocab_width;
     float eps;
     const struct layer *layers;
-    const bf16 *embedding;   // [vocabulary, width]
+    const bf16 *embedding; // packed as a linear's weights: a tied head is the same memory
     const float *norm;       // [width]
     struct linear head;
     const float *cos, *sin;  // [positions, head_dim / 2]

@@ -18,9 +18,10 @@ static void clear_rest(const struct model *model, const struct batch *batch, int
 
 static void embed(const struct model *model, const struct batch *batch, struct work *work,
                   int64_t token) {
-    const bf16 *from = model->embedding + batch->tokens[token] * model->width;
+    int64_t id = batch->tokens[token];
+    const bf16 *from = model->embedding + id / GROUP * GROUP * model->width + id % GROUP * 2;
     float *x = work->x + token * model->width;
-    for (int64_t i = 0; i < model->width; i += 16) store_floats(x + i, widen(from + i));
+    for (int64_t i = 0; i < model->width; i++) x[i] = widen_one(from[i / 2 * 2 * GROUP + i % 2]);
 }
 
 // x / rms(x) * weight, into row `row` of `tiles`.

@@ -75,9 +75,12 @@ INLINE words narrow_pairs(floats low, floats high) {
 #endif
 }
 
-INLINE floats widen(const bf16 *p) {
-    words bits = __builtin_convertvector(*(const halves_packed *)p, words);
-    return (floats)(bits << 16);
+INLINE float widen_one(bf16 x) {
+    union {
+        uint32_t bits;
+        float value;
+    } wide = {(uint32_t)x << 16};
+    return wide.value;
 }
 
 INLINE void store_narrow(bf16 *p, floats x) { *(halves_packed *)p = narrow(x); }
