@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.dtype import read_cpuinfo
-from engine.native.library import Library, load_library
+from engine.compute.dtype import read_cpuinfo
+from engine.compute.native.library import Library, load_library
 
 
 @pytest.fixture(scope="session")

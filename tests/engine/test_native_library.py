@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.dtype import read_cpuinfo
+from engine.compute.dtype import read_cpuinfo
+from engine.compute.native.library import Library, load_library, require_processor
 from engine.errors import KernelsUnavailable
-from engine.native.library import Library, load_library, require_processor
 
 
 @pytest.fixture

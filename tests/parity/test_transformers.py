@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from engine.kv_cache import KVCache
-from engine.loading import load_model
-from engine.model_runner import compute_logits
+from engine.compute.kv_cache import KVCache
+from engine.compute.model_runner import compute_logits
 from engine.models.llama import Llama
+from engine.models.loading import load_model
 from tests.engine.rows import row
 from tests.engine.tiny_model import write_tiny_model
 

@@ -1,0 +1,192 @@
+"""The frames of the engine link: a 4-byte big-endian length, then one msgpack map.
+
+Each side opens with Hello; the engine's carries its info. Then the client sends Submit, Abort,
+Finish, Lookup, Stats and Unpin; the engine sends one Step per scheduler step with all events of
+that link, answers each Lookup with Found, each Stats with Gauges and each Unpin with Unpinned (same
+`call`), sends Reports of leases to every link, and says Fault before it ends a link that sent
+something else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from engine.errors import FrameError
+from engine.link.wire import from_plain, to_plain
+from engine.protocol import (
+    PROTOCOL_VERSION,
+    Admitted,
+    Committed,
+    EngineInfo,
+    EngineRecord,
+    Finished,
+    GenerateRequest,
+    LeaseReport,
+    Rejected,
+    Tokens,
+)
+
+MAX_FRAME_BYTES = 64 << 20  # a prompt of 16 million tokens; a longer length is a stranger's bytes
+_LENGTH_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first frame of each side."""
+
+    version: int = PROTOCOL_VERSION
+    info: EngineInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Generate; events follow in Step frames."""
+
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request of this link."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """End a request of this link at its `output_tokens`-th output token."""
+
+    request_id: str
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Ask for the closed records of these requests, whichever link they came over."""
+
+    call: int
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Ask for gauges and counters."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """End leases by id, and all leases of these namespaces, in every tier."""
+
+    call: int
+    lease_ids: tuple[str, ...] = ()
+    namespaces: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """All events of one scheduler step for one link."""
+
+    events: tuple[Admitted | Committed | Tokens | Finished | Rejected, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to a Lookup; None is a request that still waits or runs."""
+
+    call: int
+    records: dict[str, EngineRecord | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The answer to Stats."""
+
+    call: int
+    gauges: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """The answer to Unpin, when no tier outside the KV pool has anything of the leases."""
+
+    call: int
+    num_leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What leases have cost; to every link, whoever asked for them."""
+
+    reports: tuple[LeaseReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why the engine ends this link."""
+
+    message: str
+
+
+ClientMessage = Hello | Submit | Abort | Finish | Lookup | Stats | Unpin
+EngineMessage = Hello | Step | Found | Gauges | Unpinned | Reports | Fault
+
+
+def encode_client(message: ClientMessage) -> bytes:
+    """One frame from a client. Raises FrameError if it would be too long."""
+    return _framed(to_plain(ClientMessage, message))
+
+
+def encode_engine(message: EngineMessage) -> bytes:
+    """One frame from the engine. Raises FrameError if it would be too long."""
+    return _framed(to_plain(EngineMessage, message))
+
+
+class FrameReader:
+    """Cuts a byte stream into messages of one direction."""
+
+    def __init__(self, union: Any) -> None:
+        """`union` is the direction that is read: ClientMessage or EngineMessage."""
+        self._union = union
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Take more bytes and yield each message that is now whole.
+
+        Raises FrameError at the first one that is not a message; the stream is lost from there.
+        """
+        self._buffer += data
+        while (end := self._frame_end()) is not None:
+            body = bytes(memoryview(self._buffer)[_LENGTH_BYTES:end])
+            del self._buffer[:end]
+            yield from_plain(self._union, _unpacked(body))
+
+    def _frame_end(self) -> int | None:
+        """Where the first frame in the buffer ends, None while it is not whole."""
+        if len(self._buffer) < _LENGTH_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
+        if length > MAX_FRAME_BYTES:
+            raise FrameError(f"Frame too long: {length} bytes")
+        end = _LENGTH_BYTES + length
+        return end if len(self._buffer) >= end else None
+
+
+def _framed(data: Any) -> bytes:
+    try:
+        body: bytes = msgpack.packb(data)
+    except (OverflowError, ValueError) as error:  # an integer past 64 bits, a lone surrogate
+        raise FrameError(f"Cannot be framed: {error}") from None
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameError(f"Frame too long: {len(body)} bytes")
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+def _unpacked(body: bytes) -> Any:
+    try:
+        return msgpack.unpackb(body)
+    except ValueError as error:  # the root of everything msgpack says about bad bytes
+        raise FrameError(f"Not a msgpack map: {error}") from None
