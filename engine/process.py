@@ -13,6 +13,7 @@ import torch
 from engine.arguments import Arguments
 from engine.compute.dtype import choose_dtype, configure_threads, read_cpuinfo
 from engine.compute.kv_cache import bytes_per_block
+from engine.compute.loading import LoadedModel, load_model
 from engine.compute.memory import engine_config, memory_bytes
 from engine.compute.model_runner import ModelRunner
 from engine.compute.native.library import Library, load_library, require_processor
@@ -24,7 +25,6 @@ from engine.journal.journal import Journal
 from engine.link.address import bound_url, listen
 from engine.link.server import EngineServer
 from engine.models.llama_config import LlamaConfig
-from engine.models.loading import LoadedModel, load_model
 from engine.protocol import EngineInfo
 from engine.tiers.lease_files import Origin
 from engine.tiers.storage import lease_store

@@ -27,8 +27,8 @@ from engine.journal.segments import (
     sync_folder,
 )
 from engine.journal.syncing import Syncer
-from engine.link.wire import from_plain, to_plain
 from engine.protocol import EngineRecord, LeaseReport
+from engine.wire import from_plain, to_plain
 
 SEGMENT_BYTES = 8 << 20
 KEPT_BYTES = 128 << 20

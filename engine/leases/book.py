@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.blocks.pool import BlockPool
+from engine.blocks.prefix_index import Match, Prefix, PrefixChain, Restored
 from engine.config import EngineConfig
 from engine.leases.holdings import Holdings
 from engine.leases.lease import Lease, Reservation, owner_of
@@ -22,8 +24,6 @@ from engine.leases.pin_meter import PinMeter
 from engine.leases.reservations import Reservations
 from engine.leases.table import LeaseTable
 from engine.protocol import Breakpoint, Grant, LeaseReport, ReportReason
-from engine.scheduling.blocks import BlockPool
-from engine.scheduling.prefix_index import Match, Prefix, PrefixChain, Restored
 from engine.tiers.store import LeaseStore
 
 ENDS = ("expired", "unpinned", "lost", "dropped", "given_up")

@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Literal
 
+from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
 from engine.leases.lease import Lease, Reservation
-from engine.scheduling.blocks import BlockPool
 
 
 class Holdings:

@@ -3,8 +3,8 @@
 import hashlib
 from dataclasses import dataclass, field
 
+from engine.blocks.prefix_index import TOKEN_BYTES, Prefix
 from engine.protocol import LeaseReport, ReportReason
-from engine.scheduling.prefix_index import TOKEN_BYTES, Prefix
 
 _OWNER_FIELD = b"kvmeter/owner/1\0"
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
 from engine.leases.holdings import Holdings
 from engine.leases.lease import Reservation
-from engine.scheduling.blocks import BlockPool
 
 
 class Reservations:

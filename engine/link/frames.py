@@ -14,7 +14,6 @@ from typing import Any
 import msgpack
 
 from engine.errors import FrameError
-from engine.link.wire import from_plain, to_plain
 from engine.protocol import (
     PROTOCOL_VERSION,
     Admitted,
@@ -27,6 +26,7 @@ from engine.protocol import (
     Rejected,
     Tokens,
 )
+from engine.wire import from_plain, to_plain
 
 MAX_FRAME_BYTES = 64 << 20  # a prompt of 16 million tokens; a longer length is a stranger's bytes
 _LENGTH_BYTES = 4

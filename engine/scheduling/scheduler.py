@@ -9,9 +9,9 @@ sequence gives up its own.
 import math
 from collections import Counter, deque
 
+from engine.blocks.prefix_index import Match
 from engine.config import EngineConfig
 from engine.scheduling.in_flight import InFlight
-from engine.scheduling.prefix_index import Match
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
 from engine.scheduling.tables import BlockTables

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from engine.blocks.prefix_index import TOKEN_DTYPE, Match, PrefixChain
 from engine.config import EngineConfig
 from engine.leases.lease import Reservation
 from engine.plan import Row
 from engine.protocol import EngineRecord, FinishReason, GenerateRequest, Grant
-from engine.scheduling.prefix_index import TOKEN_DTYPE, Match, PrefixChain
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from engine.blocks.prefix_index import Match
 from engine.plan import BlockCopy, BlockLoad, Plan, Row
-from engine.scheduling.prefix_index import Match
 from engine.scheduling.sequence import Sequence
 
 

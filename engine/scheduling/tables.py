@@ -7,11 +7,11 @@ release                                              preemption and end
 
 from collections import Counter
 
+from engine.blocks.pool import BlockPool
+from engine.blocks.prefix_index import Match, PrefixIndex
 from engine.config import EngineConfig
 from engine.leases.book import LeaseBook
 from engine.plan import BlockCopy, BlockLoad
-from engine.scheduling.blocks import BlockPool
-from engine.scheduling.prefix_index import Match, PrefixIndex
 from engine.scheduling.sequence import Sequence
 from engine.tiers.store import LeaseStore
 

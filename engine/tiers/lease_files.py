@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.blocks.prefix_index import TOKEN_BYTES
 from engine.errors import LeaseFileCorrupt, LeaseFileForeign
 from engine.leases.lease import StoredPrefix
-from engine.scheduling.prefix_index import TOKEN_BYTES
 
 _MAGIC = b"kvmeter lease 1\n"
 _LENGTHS = struct.Struct("<II")

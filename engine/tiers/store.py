@@ -8,8 +8,8 @@ load      the payload from the fastest tier; a copy that is not whole any more i
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from engine.blocks.prefix_index import Prefix, PrefixChain
 from engine.leases.lease import Lease, StoredPrefix, owner_of, stored_prefix
-from engine.scheduling.prefix_index import Prefix, PrefixChain
 from engine.tiers.tier import Costs, Payload, Recovered, Snapshot, Tier
 
 

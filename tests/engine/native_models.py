@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from engine.compute.kv_cache import KVCache
+from engine.compute.loading import load_model
 from engine.compute.model_runner import compute_logits
 from engine.compute.native.library import Library
 from engine.compute.native.llama import NativeLlama
 from engine.models.llama import Llama
-from engine.models.loading import load_model
 from engine.plan import Row
 
 CPU = torch.device("cpu")

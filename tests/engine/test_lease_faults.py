@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
+from engine.compute.loading import load_model
 from engine.errors import ModelFileError
 from engine.leases.lease import Lease, owner_of
-from engine.models.loading import load_model
 from engine.protocol import Breakpoint, EngineRecord, Finished
-from engine.scheduling.prefix_index import TOKEN_DTYPE, PrefixChain
 from engine.tiers.store import LeaseStore
 from engine.tiers.tier import Costs
 from tests.engine.oracle import Bench, ask, small_config

@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.blocks.pool import BlockPool
+from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
 from engine.leases.book import LeaseBook
 from engine.protocol import Breakpoint
-from engine.scheduling.blocks import BlockPool
-from engine.scheduling.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
 from engine.tiers.store import LeaseStore
 from tests.engine.oracle import small_config
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.compute.loading import load_model
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.models.llama import Llama
-from engine.models.loading import load_model
 from engine.plan import BlockCopy, Plan, Row
 from engine.protocol import Sampling
 from tests.engine.naive_llama import naive_logits

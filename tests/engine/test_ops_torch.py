@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from engine.compute.kv_cache import KVCache
+from engine.compute.loading import load_model
 from engine.compute.model_runner import compute_logits
 from engine.compute.ops_torch import SHARED_TOKENS_MIN, Attended, attend, attend_plainly
 from engine.models.llama import Llama
-from engine.models.loading import load_model
 from engine.plan import Row
 from tests.engine.naive_llama import naive_logits
 from tests.engine.rows import row

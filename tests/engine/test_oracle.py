@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
 from engine.leases.lease import owner_of
 from engine.protocol import Admitted, Committed, Finished, Rejected, Tokens
-from engine.scheduling.prefix_index import TOKEN_DTYPE, PrefixChain
 from engine.tiers.store import LeaseStore
 from tests.engine.oracle import Bench, OracleRunner, random_config, random_requests, unpack
 from tests.engine.slot_tier import SlotTier, slot_store

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.compute.kv_cache import bytes_per_block
+from engine.compute.loading import load_model
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
-from engine.models.loading import load_model
 from engine.tiers.lease_files import Origin
 from engine.tiers.probing import (
     PROBE_BYTES,

@@ -9,8 +9,8 @@ are what keeps a prefix.
 import numpy as np
 import pytest
 
+from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
 from engine.protocol import Admitted, Breakpoint, Finished, Grant
-from engine.scheduling.prefix_index import TOKEN_DTYPE, PrefixChain
 from tests.engine.oracle import Bench, ask, small_config, unpack
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from engine.compute.kv_cache import bytes_per_block
+from engine.compute.loading import LoadedModel, load_model
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.models.loading import LoadedModel, load_model
 from engine.protocol import Breakpoint, EngineRecord, Finished, GenerateRequest, Sampling, Tokens
 from engine.tiers.disk import DiskTier
 from engine.tiers.host import HostTier

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from engine.compute.kv_cache import KVCache
+from engine.compute.loading import load_model
 from engine.compute.model_runner import compute_logits
 from engine.models.llama import Llama
-from engine.models.loading import load_model
 from tests.engine.rows import row
 from tests.engine.tiny_model import write_tiny_model
 

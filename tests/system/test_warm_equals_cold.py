@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.compute.loading import load_model
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.models.llama import Llama
-from engine.models.loading import load_model
 from engine.protocol import (
     Breakpoint,
     EngineRecord,

@@ -13,7 +13,7 @@ a pinned block would have survived without its pin; `engine.leases.pin_meter` as
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from engine.scheduling.prefix_index import PrefixIndex
+from engine.blocks.prefix_index import PrefixIndex
 
 
 class BlockPool:
