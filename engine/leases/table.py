@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 from engine.leases.lease import Lease
 
+_SPARE_DEADLINES = 64
+
 
 class LeaseTable:
     """Every live lease of one engine."""
@@ -31,6 +33,10 @@ class LeaseTable:
     def remove(self, lease: Lease) -> None:
         """Forget a lease."""
         del self._by_key[lease.key], self._by_id[lease.id]
+        # Leases that end early leave their deadlines behind, which may be an hour away.
+        if len(self._deadlines) > 2 * len(self) + _SPARE_DEADLINES:
+            self._deadlines = [item for item in self._deadlines if self._is_live(item[2])]
+            heapq.heapify(self._deadlines)
 
     def of_prefix(self, key: bytes) -> Lease | None:
         """The lease of exactly this prefix."""
@@ -44,7 +50,7 @@ class LeaseTable:
         """The lease with the earliest deadline."""
         while self._deadlines:
             deadline_ms, number, lease = self._deadlines[0]
-            if self._by_id.get(lease.id) is not lease:
+            if not self._is_live(lease):
                 heapq.heappop(self._deadlines)
             elif deadline_ms == lease.deadline_ms:
                 return lease
@@ -58,3 +64,6 @@ class LeaseTable:
         assert all(lease.blocks or lease.copies for lease in self), "a lease is nowhere"
         due = {lease for _, _, lease in self._deadlines}
         assert due >= set(self), "a lease without a deadline"
+
+    def _is_live(self, lease: Lease) -> bool:
+        return self._by_id.get(lease.id) is lease
