@@ -150,7 +150,7 @@ def test_a_prefix_from_host_memory_answers_like_one_that_was_computed(model):
 def test_a_copy_holds_nothing_of_what_follows_the_lease(model):
     engine = Engine(model, [HostTier(budget_bytes=1 << 30)])
     engine.run(ask("writer", 80, 20, write=True))
-    ((payload, _),) = engine.tiers.tier[0]._payloads.values()
+    ((payload, _),) = engine.tiers[0]._payloads.values()
 
     blocks = torch.from_numpy(payload).view(torch.float32).view(2, 4, 4, BLOCK, 8)
 
