@@ -69,7 +69,11 @@ def load_library(
     `is_portable` leaves the processor's special instructions out, on any processor.
     Raises KernelsUnavailable.
     """
-    flags = [*_FLAGS, *(["-DPORTABLE"] if is_portable else [])]
+    flags = list(_FLAGS)
+    if is_portable:
+        flags.append("-DPORTABLE")
+    elif NEEDED_FLAG in cpu_flags(cpuinfo):
+        flags.append("-DEXPECTS_BF16")
     openmp = loaded_openmp()
     version = _run([compiler, "--version"], seconds_max=_VERSION_SECONDS_MAX)
     sources = [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))]

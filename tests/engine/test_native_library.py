@@ -213,6 +213,13 @@ def test_the_complaint_is_the_first_error_in_plain_letters(tmp_path: Path, compi
     assert found == r"the C compiler fails: heads.h:1: error: \xe2\x80\x98x \x1b[31m\xff"
 
 
+def test_a_compiler_that_knows_no_bfloat16_is_a_reason(tmp_path: Path, compiler: Path) -> None:
+    compiler.write_text('#!/bin/sh\nexec cc "$@" -U__AVX512BF16__\n')
+
+    with pytest.raises(KernelsUnavailable, match="does not know this processor's avx512_bf16"):
+        load(tmp_path / "kernels", compiler, cpuinfo="flags : avx512_bf16")
+
+
 def test_openmp_is_found_by_its_files_name(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     maps.write_bytes(
