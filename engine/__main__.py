@@ -1,5 +1,6 @@
 """`python -m engine`: here the environment and the clock are read, and signals are met."""
 
+import io
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ def main() -> int:
             signal.signal(number, signal.SIG_IGN)
         else:  # until there is a server to stop
             signal.signal(number, lambda *_: sys.exit(0))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may have letters that it cannot encode
+        sys.stdout.reconfigure(errors="backslashreplace")
     from engine.process import serve
 
     try:

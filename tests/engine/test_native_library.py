@@ -1,5 +1,6 @@
 """The kernels' file: compiled once, whole or not there, never another user's; or a reason."""
 
+import _ctypes
 import os
 import threading
 from pathlib import Path
@@ -7,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from engine.compute.dtype import read_cpuinfo
-from engine.compute.native.library import Library, load_library, require_processor
+from engine.compute.native.library import (
+    Library,
+    load_library,
+    loaded_openmp,
+    require_processor,
+)
 from engine.errors import KernelsUnavailable
 
 
@@ -139,6 +145,97 @@ def test_a_compiler_whose_product_does_not_load_is_a_reason(tmp_path: Path, comp
     compiler.write_text(compiler.read_text().replace("cat ", "echo no library #"))
 
     assert reason(tmp_path / "kernels", compiler).startswith("cannot load ")
+
+
+def test_a_library_without_our_calls_is_a_reason_and_is_not_kept(
+    tmp_path: Path, compiler: Path, kernels_file: Path
+) -> None:
+    works = compiler.read_text()
+    compiler.write_text(works.replace(os.fspath(kernels_file), _ctypes.__file__))
+
+    assert reason(tmp_path / "kernels", compiler).startswith("cannot load ")
+
+    assert list((tmp_path / "kernels").iterdir()) == []
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
+def test_a_file_that_was_cut_short_is_compiled_again(
+    tmp_path: Path, compiler: Path, share: float
+) -> None:
+    folder = tmp_path / "kernels"
+    load(folder, compiler)
+    [path] = folder.iterdir()
+    whole = path.read_bytes()
+    path.unlink()  # loaded already: another file takes its place
+    path.write_bytes(whole[: int(len(whole) * share)])
+
+    load(folder, compiler)
+
+    assert num_runs(compiler) == 2
+    assert path.read_bytes() == whole
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec echo fake\nsleep 600 > {pipe} & wait\n'
+    )
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setattr("engine.compute.native.library._COMPILE_SECONDS_MAX", 0.2)
+
+    found = reason(tmp_path / "kernels", compiler)
+
+    assert found == f"the C compiler takes more than 0.2 s: {compiler}"
+    os.set_blocking(reader, True)
+    assert os.read(reader, 1) == b"", "what it started has the pipe open"
+    os.close(reader)
+
+
+def test_a_compiler_that_never_stops_talking_is_a_reason(tmp_path: Path, compiler: Path) -> None:
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exec echo fake\nexec yes too much\n')
+
+    assert reason(tmp_path / "kernels", compiler) == "the C compiler fails: too much"
+
+
+def test_a_compiler_reads_nothing_of_what_is_the_engines(tmp_path: Path, compiler: Path) -> None:
+    compiler.write_text(compiler.read_text().replace("for last", "cat >&2\nfor last"))
+
+    load(tmp_path / "kernels", compiler)
+
+
+def test_the_complaint_is_the_first_error_in_plain_letters(tmp_path: Path, compiler: Path) -> None:
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exec echo fake\n'
+        "printf 'In file included from step.c:6:\\n' >&2\n"
+        "printf 'heads.h:1: error: \\342\\200\\230x \\033[31m\\377\\n' >&2; exit 1\n"
+    )
+
+    found = reason(tmp_path / "kernels", compiler)
+
+    assert found == r"the C compiler fails: heads.h:1: error: \xe2\x80\x98x \x1b[31m\xff"
+
+
+def test_a_compiler_that_knows_no_bfloat16_is_a_reason(tmp_path: Path, compiler: Path) -> None:
+    compiler.write_text('#!/bin/sh\nexec cc "$@" -U__AVX512BF16__\n')
+
+    with pytest.raises(KernelsUnavailable, match="does not know this processor's avx512_bf16"):
+        load(tmp_path / "kernels", compiler, cpuinfo="flags : avx512_bf16")
+
+
+def test_openmp_is_found_by_its_files_name(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    maps.write_bytes(
+        b"7f00-7f01 r-xp 00000000 08:01 11 /home/libgomp/\xff/libtorch.so\n"
+        b"7f02-7f03 r-xp 00000000 08:01 12 /home/libgomp/a \xff b/libgomp-24e.so.1.0.0\n"
+    )
+
+    assert os.fsencode(loaded_openmp(maps)) == b"/home/libgomp/a \xff b/libgomp-24e.so.1.0.0"
+    maps.write_bytes(b"7f00-7f01 r-xp 00000000 08:01 11 /home/libgomp/libtorch.so\n")
+    with pytest.raises(KernelsUnavailable, match="torch brings no libgomp"):
+        loaded_openmp(maps)
 
 
 def test_a_folder_that_cannot_be_made_is_a_reason(tmp_path: Path, compiler: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from engine.compute.native.library import Library
 from engine.compute.native.llama import require_supported
@@ -138,6 +139,26 @@ def test_every_variant_of_the_architecture_stays_near_float32(
     models.compare([row(tokens[:30], blocks=[4, 2, 9, 7])])
     models.compare([row(tokens[30:59], start=30, blocks=[4, 2, 9, 7])])
     models.compare([row(tokens[59:], start=59, blocks=[4, 2, 9, 7])])
+
+
+@pytest.mark.parametrize("factor", [2.0**10, 2.0**33, 2.0**100])
+def test_probabilities_add_up_to_one_however_large_the_scores(
+    tmp_path: Path, factor: float, library: Library
+) -> None:
+    folder = write_tiny_model(tmp_path / "model", **(SHAPE | {"attention_bias": True}))
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in tensors:
+        if "q_proj" in name:
+            tensors[name] *= factor
+        if "v_proj.weight" in name:  # all values are the bias, whichever key wins
+            tensors[name] *= 0
+    save_file(tensors, path, metadata={"format": "pt"})
+    models = trio(folder, library)
+    tokens = sequence(301)
+
+    models.compare([row(tokens[:300], blocks=range(20))])
+    models.compare([row(tokens[300:], start=300, blocks=range(20))])
 
 
 @pytest.fixture

@@ -174,6 +174,17 @@ def test_a_second_engine_on_the_same_data_is_refused_and_a_signal_ends_the_first
         assert process.wait(timeout=15) == 0
 
 
+def test_a_terminal_that_has_not_all_letters_does_not_stop_the_start(
+    tiny_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    folder = tmp_path / "d\N{LATIN SMALL LETTER A WITH DIAERESIS}ta"
+    with engine_process(tiny_folder, folder) as process:
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(timeout=15) == 0
+
+
 def test_a_start_that_cannot_be_is_one_sentence(tiny_folder, tmp_path):
     cannot_be = {
         "config.json": command(tmp_path, tmp_path),

@@ -58,22 +58,24 @@ INLINE void mask_lanes(line *scores, int num_keys, int64_t start, const int32_t 
 }
 
 // Find the maximum, exponentiate, round and pack 16 queries' scores; returns what the sums so far
-// are to be multiplied with. `p` is [keys / 32][2][16 pairs][16 queries][2].
+// are to be multiplied with. `p` is [keys / 32][2][16 pairs][16 queries][2]. The maximum is one of
+// scores without `scale`: its distance from them is exact, whereas a fused product is more exact
+// than the maximum of rounded ones, by more than 88 if scores are huge.
 INLINE floats soften_lanes(const line *scores, int num_keys, float scale, float *most,
                            float *total, bf16 *p) {
     floats old = load_floats(most), new = splat(-__builtin_inff()), sum = {};
     for (int key = 0; key < num_keys; key++) new = larger(new, load_floats(scores[key]));
-    new = larger(new * scale, old);
+    new = larger(new, old);
     // Nothing seen yet: any finite number in its place will do.
     floats from = choose(new > -__builtin_inff(), new, splat(0));
     for (int key = 0; key < num_keys; key += 2) {
-        floats even = exponential(load_floats(scores[key]) * scale - from);
-        floats odd = exponential(load_floats(scores[key + 1]) * scale - from);
+        floats even = exponential((load_floats(scores[key]) - from) * scale);
+        floats odd = exponential((load_floats(scores[key + 1]) - from) * scale);
         sum += even + odd;
         words pairs = narrow_pairs(even, odd);
         memcpy(p + key / 32 * 1024 + key % 32 / 2 * 32, &pairs, sizeof pairs);
     }
-    floats kept = exponential(old - from);
+    floats kept = exponential((old - from) * scale);
     store_floats(most, new);
     store_floats(total, load_floats(total) * kept + sum);
     return kept;

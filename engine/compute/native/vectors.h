@@ -9,6 +9,9 @@
 #include <string.h>
 
 // What the compiler may use of the processor, unless the tests want the portable form.
+#if defined EXPECTS_BF16 && !defined __AVX512BF16__
+#error the compiler does not know this processor's avx512_bf16
+#endif
 #if defined __AVX512BF16__ && !defined PORTABLE
 #define HAS_BF16
 #include <immintrin.h>
