@@ -35,7 +35,7 @@ class Sample:
 
 def check_idle(stats: Mapping[str, float], *, pin_cap: int) -> None:
     """Free + used = all, with nothing in use but pins. Raises BenchError."""
-    if left := {name: stats[name] for name in NOTHING if stats.get(name)}:
+    if left := {name: stats[name] for name in NOTHING if stats[name]}:
         raise BenchError(f"an idle engine has {left}")
     free, evictable, pinned, total = (
         int(stats[f"kv_blocks_{kind}"]) for kind in ("free", "evictable", "pinned", "total")

@@ -1,7 +1,7 @@
 """The block pool: who uses each KV block, and which one is given up next.
 
-    free list    [ empty | expired leases | oldest cached ... newest cached ]
-                   ^ allocate takes from here
+    free    [ empty ] [ ended leases | oldest cached ... newest cached ]
+              ^ allocate takes from here, and then from there
 
 A block is on the free list exactly while nobody runs on it (ref 0) and no lease holds it (pin 0).
 Being free does not empty it: its index entries live until the block is allocated again.
@@ -26,8 +26,9 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._pins = [0] * num_blocks
         self._num_pinned = 0
-        self._num_evictable = 0
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        # Free blocks, next to be allocated first: those that serve no prefix, and those that do.
+        self._empty: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._last_uses = [0] * num_blocks
         self.use_now = 1
         self.evicted_use = 0  # the latest last use among all blocks evicted so far
@@ -35,7 +36,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, cached ones included."""
-        return len(self._free)
+        return len(self._empty) + len(self._cached)
 
     @property
     def num_pinned(self) -> int:
@@ -45,19 +46,19 @@ class BlockPool:
     @property
     def num_evictable(self) -> int:
         """Free blocks that still serve some prefix."""
-        return self._num_evictable
+        return len(self._cached)
 
     def free_blocks(self) -> list[int]:
-        """The free list, next to be allocated first."""
-        return list(self._free)
+        """The free blocks, next to be allocated first."""
+        return [*self._empty, *self._cached]
 
     def is_pinned(self, block: int) -> bool:
         """Whether some lease or reservation holds the block."""
         return self._pins[block] > 0
 
     def count_free(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are on the free list."""
-        return sum(block in self._free for block in blocks)
+        """How many of these blocks are free."""
+        return sum(block in self._empty or block in self._cached for block in blocks)
 
     def last_use(self, block: int) -> int:
         """The count of uses when the block was last in use; the present one while it is."""
@@ -69,12 +70,17 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Take the first free block, forgetting what it cached, with one reference on it."""
-        assert self._free, "allocated from an empty pool"
-        block, _ = self._free.popitem(last=False)
-        if self._index.is_serving(block):
+        assert self.num_free, "allocated from an empty pool"
+        if self._empty:
+            block, _ = self._empty.popitem(last=False)
+        else:
+            block, _ = self._cached.popitem(last=False)
             self.evicted_use = max(self.evicted_use, self._last_uses[block])
-            self._num_evictable -= 1
-        self._num_evictable += self.count_free(self._index.drop(block))
+        for heir in self._index.drop(block):
+            if heir in self._empty:  # it serves now what the block served
+                del self._empty[heir]
+                self._cached[heir] = None
+                self._cached.move_to_end(heir, last=False)
         self._refs[block] = 1
         return block
 
@@ -90,7 +96,7 @@ class BlockPool:
             assert self._refs[block] > 0, f"released too often: {block}"
             self._refs[block] -= 1
             self._last_uses[block] = self.use_now
-            self._free_if_unused(block, cold=not self._index.is_serving(block))
+            self._free_if_unused(block, cold=False)
 
     def pin(self, block: int) -> bool:
         """Add a pin; whether it is the block's first."""
@@ -106,7 +112,7 @@ class BlockPool:
         self._pins[block] -= 1
         is_last = self._pins[block] == 0
         self._num_pinned -= is_last
-        self._free_if_unused(block, cold=cold or not self._index.is_serving(block))
+        self._free_if_unused(block, cold=cold)
         return is_last
 
     def check_integrity(self, refs: Sequence[int], pins: Sequence[int]) -> None:
@@ -114,21 +120,24 @@ class BlockPool:
         assert list(refs) == self._refs, "references differ from the running tables"
         assert list(pins) == self._pins, "pins differ from leases and reservations"
         unused = {b for b in range(self.num_blocks) if not (self._refs[b] or self._pins[b])}
-        assert unused == set(self._free), "the free list is not exactly the unused blocks"
+        assert unused == {*self._empty, *self._cached}, "free are not exactly the unused blocks"
         assert self._num_pinned == sum(count > 0 for count in self._pins), "pinned miscounted"
-        num_serving = sum(self._index.is_serving(block) for block in self._free)
-        assert self._num_evictable == num_serving, "evictable blocks miscounted"
+        serving = {block for block in unused if self._index.is_serving(block)}
+        assert serving == set(self._cached), "cached are not exactly the free blocks that serve"
 
     def _take(self, block: int) -> None:
-        """Take a block that gets a holder off the free list, if it is there."""
-        if block in self._free:
-            del self._free[block]
-            self._num_evictable -= self._index.is_serving(block)
+        """Take a block that gets a holder from the free ones, if it is among them."""
+        self._empty.pop(block, None)
+        self._cached.pop(block, None)
 
     def _free_if_unused(self, block: int, *, cold: bool) -> None:
-        if self._refs[block] == 0 and self._pins[block] == 0:
-            self._num_evictable += self._index.is_serving(block)
-            self._free[block] = None
-            self._free.move_to_end(block, last=not cold)
-            if cold:
-                self._last_uses[block] = 0  # it goes first, however lately it was used
+        if self._refs[block] or self._pins[block]:
+            return
+        if not self._index.is_serving(block):
+            self._empty[block] = None
+            self._empty.move_to_end(block, last=False)
+            return
+        self._cached[block] = None
+        self._cached.move_to_end(block, last=not cold)
+        if cold:
+            self._last_uses[block] = 0  # it goes first, however lately it was used

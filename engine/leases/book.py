@@ -47,7 +47,7 @@ class LeaseBook:
         self._boot_id = boot_id
         self._now_ms = 0
         self._holdings = Holdings(config, pool)
-        self._meter = PinMeter(pool)
+        self._meter = PinMeter(pool, config.block_size)
         self._leases = LeaseTable()
         # Pinned, and whole in another tier: what may lose its pin, least lately read first.
         self._spilled: dict[Lease, None] = {}

@@ -18,9 +18,10 @@ from engine.leases.lease import Lease
 class PinMeter:
     """Integrates over time what each lease pins. `tick` at every step, before anything else."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
         """Start with nothing pinned."""
         self._pool = pool
+        self._block_size = block_size
         self._holders: dict[int, list[Lease]] = {}  # a block's leases, oldest first
         self._idle: list[tuple[int, int, Lease]] = []  # (last use, number), first to go first
 
@@ -71,7 +72,8 @@ class PinMeter:
             lease = self._idle[0][2]
             self._cool(lease)
             # Those who read a longer prefix use this one too, by its last full block.
-            last_use = self._pool.last_use(lease.blocks[max(0, len(lease.blocks) - 2)])
+            last_full = max(0, lease.num_tokens // self._block_size - 1)
+            last_use = self._pool.last_use(lease.blocks[last_full])
             if last_use >= evicted_use:
                 self._warm(lease, last_use)
             else:

@@ -164,8 +164,8 @@ class LeaseStore:
         displaced = []
         sooner = [each for each in spare if each.deadline_ms < lease.deadline_ms]
         for each in sorted(sooner, key=lambda each: each.deadline_ms):
-            stored = self._stored[each.key]
-            if tier in stored.tiers:
+            stored = self._stored.get(each.key)  # None once another tier made room of its last copy
+            if stored is not None and tier in stored.tiers:
                 stored.tiers.remove(tier)
                 tier.drop(each.key)
                 displaced.append(each.key)

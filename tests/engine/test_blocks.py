@@ -67,6 +67,36 @@ def test_the_blocks_of_an_expired_lease_are_the_next_to_be_evicted() -> None:
     assert pool.free_blocks() == [*leased[::-1], *recent[::-1]]
 
 
+def test_empty_blocks_are_used_before_those_of_an_ended_lease() -> None:
+    pool, index = make_pool(3)
+    leased = pool.allocate()
+    publish(index, [leased])
+    pool.pin(leased)
+    pool.release([leased])
+
+    pool.unpin(leased, cold=True)
+
+    assert pool.free_blocks() == [1, 2, leased]
+
+
+def test_the_copy_of_an_evicted_block_is_cached_in_its_place() -> None:
+    pool, index = make_pool(3)
+    first, second, third = (pool.allocate() for _ in range(3))
+    publish(index, [first])
+    publish(index, [second])
+    publish(index, [third], first_token=100)
+    pool.release([first])
+    pool.release([second])
+    pool.pin(second)
+    pool.release([third])
+    pool.allocate()
+
+    pool.unpin(second, cold=False)
+
+    assert pool.num_evictable == 2
+    assert pool.free_blocks() == [third, second]
+
+
 def test_a_pinned_block_is_never_allocated() -> None:
     pool, _ = make_pool(2)
     block = pool.allocate()

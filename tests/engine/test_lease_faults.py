@@ -372,6 +372,23 @@ def test_a_full_tier_gives_way_to_the_lease_that_lives_longest() -> None:
     assert here.core.stats()["lease_saves_skipped_total"] == 1
 
 
+def test_two_full_tiers_make_room_for_one_lease() -> None:
+    host, disk = SlotTier("host", keeps_all=True, budget_bytes=0), SlotTier(budget_bytes=4)
+    here = bench(host, disk)
+    here.run(ask("on disk", range(14), breakpoints=(write(14, 30_000),)))
+    here.step()
+    host.budget_bytes = 4
+    here.run(ask("in host", range(100, 114), breakpoints=(write(14, 10_000, persist=False),)))
+    here.step()
+
+    here.run(ask("long", range(200, 214), breakpoints=(write(14, 60_000),)))
+    here.step()
+
+    kept = [[kept[0].request_id for kept in tier.kept.values()] for tier in (host, disk)]
+    assert kept == [["long"], ["long"]]
+    assert here.core.stats()["leases_live"] == 3
+
+
 def test_a_lease_that_could_not_be_saved_is_saved_when_it_is_read_again() -> None:
     tier = SlotTier(budget_bytes=0)
     here = bench(tier)

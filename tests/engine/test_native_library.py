@@ -175,13 +175,15 @@ def test_a_file_that_was_cut_short_is_compiled_again(
     assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize("leader", ["{child} & wait", "{child} & exit 0"])
 def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
-    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+    leader: str, tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
+    child = f"sleep 600 3> {pipe}"
     compiler.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && exec echo fake\nsleep 600 > {pipe} & wait\n'
+        f'#!/bin/sh\n[ "$1" = --version ] && exec echo fake\n{leader.format(child=child)}\n'
     )
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     monkeypatch.setattr("engine.compute.native.library._COMPILE_SECONDS_MAX", 0.2)
@@ -202,8 +204,15 @@ def test_a_compiler_that_never_stops_talking_is_a_reason(tmp_path: Path, compile
 
 def test_a_compiler_reads_nothing_of_what_is_the_engines(tmp_path: Path, compiler: Path) -> None:
     compiler.write_text(compiler.read_text().replace("for last", "cat >&2\nfor last"))
-
-    load(tmp_path / "kernels", compiler)
+    ours, ends_last = os.pipe()  # an input that says nothing and does not end
+    saved = os.dup(0)
+    os.dup2(ours, 0)
+    try:
+        load(tmp_path / "kernels", compiler)
+    finally:
+        os.dup2(saved, 0)
+        for descriptor in (saved, ours, ends_last):
+            os.close(descriptor)
 
 
 def test_the_complaint_is_the_first_error_in_plain_letters(tmp_path: Path, compiler: Path) -> None:

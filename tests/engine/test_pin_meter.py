@@ -71,6 +71,19 @@ def test_time_is_contended_once_a_warmer_block_was_evicted_and_idle_again_after_
     assert totals(here)[8][0] // 2 >= idle_ms + 3_000
 
 
+def test_who_uses_a_shorter_prefix_does_not_use_the_lease() -> None:
+    here = bench(num_blocks=32)
+    here.run(ask("writer", range(8), breakpoints=(write(8, 100_000),)))
+    for number in range(4):
+        here.run(ask(f"other{number}", range(100 * number + 100, 100 * number + 160)))
+        here.run(ask(f"shorter{number}", [*range(4), *range(900, 910)]))
+
+    here.step(advance_ms=5_000)
+    here.core.stop(here.now_ms)
+
+    assert totals(here)[8][1] // 2 >= 5_000
+
+
 @pytest.mark.parametrize("num_blocks", [32, 200])
 def test_an_unused_pool_is_never_contended(num_blocks: int) -> None:
     here = bench(num_blocks=num_blocks)

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from engine.compute.dtype import cpu_flags
@@ -159,7 +160,8 @@ def _run(command: Sequence[str], *, seconds_max: float) -> bytes:
         code = process.wait()
     finally:
         timer.cancel()
-        _end(process)
+        if process.returncode is None:
+            _end(process)
     if late.is_set():
         raise KernelsUnavailable(f"the C compiler takes more than {seconds_max} s: {command[0]}")
     if code:
@@ -168,8 +170,8 @@ def _run(command: Sequence[str], *, seconds_max: float) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what still runs, with all that it started: the compiler proper is a child of `cc`."""
-    if process.poll() is None:
+    """Kill it and all that it started: `cc` may have ended, and a child of it hold our pipe."""
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -1,7 +1,7 @@
 """A Llama whose steps run in C: weights packed for the kernels, one call a step.
 
 `engine.models.llama` is the reference: the same model in torch, and what runs where this cannot.
-The C side of every structure here is in step.c, linear.h and spans.h.
+The C side of every structure here is in model.h, linear.h and spans.h.
 """
 
 import ctypes
@@ -140,11 +140,12 @@ class NativeLlama:
         sampled = first_token[1:][[row.samples for row in rows]] - 1
         # C reads and writes by these numbers, unchecked.
         ends = start + counts
-        assert counts.min() > 0, "a row has no token"
-        assert (ends <= table_sizes * cache.block_size).all(), "a block table is short"
-        assert _are_below(cache.num_blocks, blocks), "a block table names no block"
-        assert _are_below(self.config.vocab_size, tokens), "a token is not in the vocabulary"
-        assert _are_below(self.config.max_position_embeddings, start, ends - 1), "no such position"
+        _require(bool(counts.min() > 0), "a row has no token")
+        _require(bool((ends <= table_sizes * cache.block_size).all()), "a block table is short")
+        _require(_are_below(cache.num_blocks, blocks), "a block table names no block")
+        _require(_are_below(self.config.vocab_size, tokens), "a token is not in the vocabulary")
+        limit = self.config.max_position_embeddings
+        _require(_are_below(limit, start, ends - 1), "no such position")
         logits = self._logits_of(len(sampled))
         batch = _Batch(
             num_rows=len(rows),
@@ -238,6 +239,12 @@ class NativeLlama:
 
 
 _GATED = ("gate", "up")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    """An assertion that stays when assertions are switched off."""
+    if not holds:
+        raise AssertionError(otherwise)
 
 
 def _are_below(limit: int, *numbers: np.ndarray) -> bool:
