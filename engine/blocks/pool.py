@@ -56,6 +56,10 @@ class BlockPool:
         """Whether some lease or reservation holds the block."""
         return self._pins[block] > 0
 
+    def is_freed_by(self, num_pins: int, block: int) -> bool:
+        """Whether the block would be free with so many pins less."""
+        return self._pins[block] == num_pins and not self._refs[block]
+
     def count_free(self, blocks: Iterable[int]) -> int:
         """How many of these blocks are free."""
         return sum(block in self._empty or block in self._cached for block in blocks)

@@ -1,1 +1,1 @@
-"""Plans executed: the KV cache, attention, sampling."""
+"""Plans executed: a model loaded, its KV cache, attention, sampling."""

@@ -11,6 +11,7 @@ Held = distinct pinned blocks + blocks counted by reservations. It never exceeds
 pool that is larger than the cap by one request can always finish one request.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from engine.leases.table import LeaseTable
 from engine.protocol import Breakpoint, Grant, LeaseReport, ReportReason
 from engine.tiers.store import LeaseStore
 
-ENDS = ("expired", "unpinned", "lost", "dropped", "given_up")
+COUNTED = ("expired", "unpinned", "lost", "dropped", "given_up")
 
 
 class LeaseBook:
@@ -47,14 +48,14 @@ class LeaseBook:
         self._boot_id = boot_id
         self._now_ms = 0
         self._holdings = Holdings(config, pool)
-        self._meter = PinMeter(pool, config.block_size)
+        self.meter = PinMeter(pool, config.block_size)
         self._leases = LeaseTable()
         # Pinned, and whole in another tier: what may lose its pin, least lately read first.
         self._spilled: dict[Lease, None] = {}
         self._reservations = Reservations(config, pool, self._holdings)
         self.reports: list[LeaseReport] = []  # whoever takes them empties it
         self._num_made = 0
-        self.counts: dict[str, float] = {f"lease_{end}_total": 0 for end in ENDS}
+        self.counts: dict[str, float] = {f"lease_{what}_total": 0 for what in COUNTED}
         for recovered in self._store.recover():
             stored = recovered.stored
             lease = self._make(
@@ -78,11 +79,6 @@ class LeaseBook:
     def num_held(self) -> int:
         """Distinct pinned blocks plus those counted by reservations."""
         return self._holdings.total
-
-    @property
-    def num_leased_blocks(self) -> int:
-        """Distinct blocks that leases pin, whose integral all reports add up to."""
-        return self._meter.num_leased_blocks()
 
     def reserve(self, namespace: bytes, request_id: str = "") -> Reservation:
         """Open the reservation of one request; it holds nothing yet."""
@@ -146,7 +142,7 @@ class LeaseBook:
                 deadline_ms=deadline_ms,
                 persist=persist,
             )
-            self._meter.hold(lease, self._now_ms)
+            self.meter.hold(lease, self._now_ms)
             self._save(lease, prefix)
         self._reservations.settle_one(reservation)
         return lease.id
@@ -174,17 +170,21 @@ class LeaseBook:
 
     def give_up(self, owner: bytes | None = None) -> bool:
         """Unpin a lease (of one owner) that another tier holds whole; whether there was one."""
-        for lease in self._spilled:
-            if owner in (None, lease.owner):
-                self._unpin(lease)
-                self.counts["lease_given_up_total"] += 1
-                return True
-        return False
+        lease = next((each for each in self._spilled if owner in (None, each.owner)), None)
+        if lease is not None:
+            self._unpin(lease)
+            self.counts["lease_given_up_total"] += 1
+        return lease is not None
+
+    def count_given_up(self) -> int:
+        """Blocks that would be free if every lease that another tier holds whole were given up."""
+        pins = Counter(block for lease in self._spilled for block in lease.blocks)
+        return sum(self._pool.is_freed_by(num_pins, block) for block, num_pins in pins.items())
 
     def expire(self, now_ms: int) -> None:
         """Let time pass: take note of what was stored, and end every lease that is due."""
         self._now_ms = now_ms
-        self._meter.tick(now_ms)
+        self.meter.tick(now_ms)
         for key in self._store.poll():
             self._take_copies(key)
         while (lease := self._leases.next_due()) is not None and lease.deadline_ms <= now_ms:
@@ -239,7 +239,7 @@ class LeaseBook:
         self._leases.check_integrity()
         leased = {block for lease in self._leases for block in lease.blocks}
         num_paid = sum(lease.num_paid_blocks for lease in self._leases)
-        assert num_paid == self.num_leased_blocks == len(leased), "leased blocks not paid once"
+        assert num_paid == self.meter.num_leased_blocks() == len(leased), "leased blocks not paid once"
 
     def _make(self, lease_id: str | None = None, **fields: Any) -> Lease:
         """A new live lease; one that comes from an earlier engine keeps its id."""
@@ -255,7 +255,7 @@ class LeaseBook:
             self._store.extend(lease.key, deadline_ms)
         lease.persist |= persist
         if lease.blocks:
-            self._meter.use(lease, self._now_ms)
+            self.meter.use(lease, self._now_ms)
             self._save(lease, prefix)  # if it could not be saved before
         if lease in self._spilled:
             self._spilled[lease] = self._spilled.pop(lease)
@@ -280,7 +280,7 @@ class LeaseBook:
     def _unpin(self, lease: Lease) -> None:
         """Take a lease's pins away: in table order, so that its last block is evicted first."""
         if lease.blocks:
-            self._meter.release(lease, self._now_ms)
+            self.meter.release(lease, self._now_ms)
         for block in lease.blocks:
             self._holdings.unpin(lease.owner, block, cold=True)
         lease.blocks = ()
@@ -296,5 +296,5 @@ class LeaseBook:
 
     def _report(self, lease: Lease, reason: ReportReason) -> None:
         if lease.blocks:
-            self._meter.settle(lease, self._now_ms)
+            self.meter.settle(lease, self._now_ms)
         self.reports.append(lease.report(reason, block_bytes=self._config.block_bytes))

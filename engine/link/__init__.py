@@ -1,1 +1,1 @@
-"""The engine's end of the link: server, frames, wire form, addresses."""
+"""The engine's end of the link: server, connections, frames, addresses."""

@@ -254,8 +254,11 @@ class Scheduler:
     def _fit(self, sequence: Sequence, match: Match) -> Match | None:
         """What of the match can be used if the sequence starts now; None: it does not fit."""
         fitting = self.tables.fit(sequence, match, room=self._room())
-        while fitting is None and self.leases.give_up():
-            fitting = self.tables.fit(sequence, match, room=self._room())
+        if fitting is None:
+            most = self._room() + self.leases.count_given_up()
+            if self.tables.fit(sequence, match, room=most) is not None:
+                while fitting is None and self.leases.give_up():
+                    fitting = self.tables.fit(sequence, match, room=self._room())
         if fitting is None:
             self.pool.note_shortage()
         self._full_at = self._room() if fitting is None else None

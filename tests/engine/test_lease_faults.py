@@ -50,7 +50,7 @@ def crowd(here: Bench, *, until: str | None = None) -> None:
 def squeeze(here: Bench) -> None:
     """Two prompts at once that need the pinned blocks too."""
     for number in range(2):
-        here.submit(ask(f"big{number}", range(500 + number * 60, 560 + number * 60), max_tokens=20))
+        here.submit(ask(f"big{number}", range(500 + number * 60, 540 + number * 60), max_tokens=20))
     here.drain()
     crowd(here)
 
@@ -370,6 +370,22 @@ def test_a_full_tier_gives_way_to_the_lease_that_lives_longest() -> None:
     assert [kept[0].request_id for kept in tier.kept.values()] == ["long"]
     assert here.core.stats()["leases_live"] == 3
     assert here.core.stats()["lease_saves_skipped_total"] == 1
+
+
+def test_a_pin_is_not_given_up_for_a_request_that_would_not_fit_even_so() -> None:
+    tier = SlotTier()
+    here = bench(tier, num_blocks=24, pin_cap_blocks=4)
+    here.run(ask("writer", range(14), breakpoints=(write(14),)))
+    here.step()
+    here.submit(ask("running", range(500, 540), max_tokens=20))
+    here.step()
+    here.submit(ask("large", range(600, 670), max_tokens=1))
+    here.step()
+
+    assert here.core.stats()["num_requests_waiting"] == 1
+    assert here.core.stats()["lease_given_up_total"] == 0
+    here.drain()
+    assert here.core.stats()["leases_live"] == 1
 
 
 def test_two_full_tiers_make_room_for_one_lease() -> None:

@@ -69,7 +69,7 @@ class Meter:
         self.block_ms = 0
 
     def pass_time(self, ms: int) -> None:
-        self.block_ms += ms * self.bench.core.scheduler.leases.num_leased_blocks
+        self.block_ms += ms * self.bench.core.scheduler.leases.meter.num_leased_blocks()
 
     def check(self) -> None:
         totals: dict[str, int] = {}

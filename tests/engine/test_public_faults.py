@@ -179,10 +179,10 @@ def test_row_19_equal_blocks_live_side_by_side_and_leave_one_at_a_time() -> None
         here.submit(ask(name, range(14), max_tokens=0, breakpoints=write(14, ttl_ms=0)))
     here.drain()
     assert here.core.stats()["tokens_computed_total"] == 28  # each in blocks of its own
-    here.step(advance_ms=1_000)  # the lease ends, and its blocks are evicted first
+    here.step(advance_ms=1_000)  # the lease ends, and of what is cached its blocks go first
 
     seen = []
-    for number in range(8):
+    for number in range(12):
         here.run(ask(f"other {number}", [100 + number] * 9, max_tokens=0))
         seen.append(found(here, range(14)))
 
