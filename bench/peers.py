@@ -24,6 +24,7 @@ from bench.report import Plot, Report
 from bench.timing import percentile
 from bench.workloads import load, words
 
+W1_SHORT = "W1 output tokens short of those asked for"
 W2_PREFIX_TOKENS, W2_AT_ONCE = 3_000, 4
 FIGURES = {  # name: whether more is better
     "W1 tok/s": True, "W1 TTFT p50 ms": False, "W1 TPOT p50 ms": False,
@@ -41,7 +42,7 @@ async def body(options: Options) -> Report:
         targets = [ours.target(), *map(peer, options.peer)]
         for number in range(-1, rounds):  # the first counts for nothing
             for target in targets:
-                figures, replies = await run(target, str(number), quick=options.quick)
+                figures, replies = await run(target, str(number), options)
                 if target.name == "kvmeter":
                     ours.check(replies)
                 if number >= 0 or options.quick:
@@ -51,14 +52,12 @@ async def body(options: Options) -> Report:
     return tell(runs, rounds)
 
 
-async def run(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
-    """All three workloads, one after the other."""
+async def run(target: Target, salt: str, options: Options) -> tuple[Figures, list[Reply]]:
+    """The workloads, one after the other."""
     figures: Figures = {}
     replies: list[Reply] = []
-    workloads: list[Callable[..., Coroutine[Any, Any, tuple[Figures, list[Reply]]]]]
-    workloads = [run_w1, run_w2, run_w3]
-    for workload in workloads:
-        more, came = await workload(target, salt, quick=quick)
+    for name in options.workloads:
+        more, came = await WORKLOADS[name](target, salt, quick=options.quick)
         figures |= more
         replies += came
     return figures, replies
@@ -74,8 +73,7 @@ async def run_w1(target: Target, salt: str, *, quick: bool) -> tuple[Figures, li
     seconds, replies = await wall_seconds(lambda: send_all(target, asks, at_once=len(asks)))
     return {
         "W1 tok/s": sum(r.timing.output_tokens for r in replies) / seconds,
-        "W1 tokens short of those asked for": w1.output_tokens
-        - sum(r.timing.output_tokens for r in replies),
+        W1_SHORT: w1.output_tokens - sum(r.timing.output_tokens for r in replies),
         "W1 TTFT p50 ms": percentile([r.timing.ttft_ms for r in replies], 50),
         "W1 TPOT p50 ms": percentile([r.timing.tpot_ms for r in replies], 50),
     }, replies
@@ -117,6 +115,10 @@ async def run_w3(target: Target, salt: str, *, quick: bool) -> tuple[Figures, li
     }, [first, second]
 
 
+Run = Callable[..., Coroutine[Any, Any, tuple[Figures, list[Reply]]]]
+WORKLOADS: dict[str, Run] = {"w1": run_w1, "w2": run_w2, "w3": run_w3}
+
+
 def peer(text: str) -> Target:
     """NAME=URL or NAME=anthropic+URL; its model is the first that it lists."""
     name, _, url = text.partition("=")
@@ -134,22 +136,27 @@ def peer(text: str) -> Target:
 def tell(runs: dict[str, list[Figures]], rounds: int) -> Report:
     """Medians, and kvmeter over each peer; above 1 is better for kvmeter in every row."""
     peers = [name for name in runs if name != "kvmeter"]
+    measured = runs["kvmeter"][0].keys()
+    workloads = [name for name in WORKLOADS if any(f.startswith(name.upper()) for f in measured)]
     report = Report(
-        f"W1, W2, W3 over HTTP, median of {rounds}",
-        [load(name).lengths for name in ("w1", "w2", "w3")],
+        f"{', '.join(workloads).upper()} over HTTP, median of {rounds}",
+        [load(name).lengths for name in workloads],
         ("figure", *runs, *(f"better than {name}" for name in peers)),
     )
     for figure, more_is_better in FIGURES.items():
+        if figure not in measured:
+            continue
         medians = {name: median(run[figure] for run in each) for name, each in runs.items()}
         ratios = [medians["kvmeter"] / medians[name] for name in peers]
         report.rows.append(
             (figure, *medians.values(), *(r if more_is_better else 1 / r for r in ratios))
         )
-    short = {name: each[0]["W1 tokens short of those asked for"] for name, each in runs.items()}
-    report.notes.append(f"W1 output tokens short of those asked for: {short}")
+    if "w1" in workloads:
+        short = {name: each[0][W1_SHORT] for name, each in runs.items()}
+        report.notes.append(f"{W1_SHORT}: {short}")
     report.figures = dict(runs)
     bars: dict[str, list[tuple[float | str, float]]] = {
-        name: [(f, median(r[f] for r in each)) for f in FIGURES if f.endswith("tok/s")]
+        name: [(f, median(r[f] for r in each)) for f in measured if f in FIGURES and "tok/s" in f]
         for name, each in runs.items()
     }
     report.plot = Plot("bars", "", "tokens/s", bars)
@@ -161,6 +168,7 @@ def extend(parser: argparse.ArgumentParser) -> None:
     name_installation(parser)
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from bench.timing import percentile
 from bench.workloads import token_ids
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.journal import Journal
+from engine.journal.journal import Journal
 from engine.plan import Plan
 from engine.protocol import Finished
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from engine.address import parse_address
 from engine.config import KVLayout, Scheduling
 from engine.errors import AddressError
+from engine.link.address import parse_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

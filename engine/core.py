@@ -14,9 +14,7 @@ from itertools import islice, takewhile
 from typing import Literal
 
 from engine.config import EngineConfig
-from engine.journal_sink import JournalSink
-from engine.lease_store import LeaseStore
-from engine.limits import clamp_max_tokens, find_fault
+from engine.journal.sink import JournalSink
 from engine.plan import Runner
 from engine.protocol import (
     Admitted,
@@ -29,9 +27,11 @@ from engine.protocol import (
     Rejected,
     Tokens,
 )
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.step import Step
+from engine.scheduling.limits import clamp_max_tokens, find_fault
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import Step
+from engine.tiers.store import LeaseStore
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 """What one scheduler step asks of the model runner: the seam between bookkeeping and computation.
 
-`engine.scheduler` writes plans, a `Runner` executes them. The real runner is
-`engine.model_runner`; the scheduler's oracle test has one whose KV slots hold (namespace, token).
+`engine.scheduling.scheduler` writes plans, a `Runner` executes them. The real runner is
+`engine.compute.model_runner`; the scheduler's oracle test has one whose KV slots hold
+(namespace, token).
 """
 
 from dataclasses import dataclass

@@ -10,24 +10,24 @@ from pathlib import Path
 
 import torch
 
-from engine.address import bound_url, listen
 from engine.arguments import Arguments
+from engine.compute.dtype import choose_dtype, configure_threads, read_cpuinfo
+from engine.compute.kv_cache import bytes_per_block
+from engine.compute.loading import LoadedModel, load_model
+from engine.compute.memory import engine_config, memory_bytes
+from engine.compute.model_runner import ModelRunner
+from engine.compute.native.library import Library, load_library, require_processor
+from engine.compute.native.llama import require_supported
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.dtype import choose_dtype, configure_threads, read_cpuinfo
 from engine.errors import KernelsUnavailable, SettingError
-from engine.journal import Journal
-from engine.kv_cache import bytes_per_block
-from engine.lease_files import Origin
-from engine.loading import LoadedModel, load_model
-from engine.memory import engine_config, memory_bytes
-from engine.model_runner import ModelRunner
+from engine.journal.journal import Journal
+from engine.link.address import bound_url, listen
+from engine.link.server import EngineServer
 from engine.models.llama_config import LlamaConfig
-from engine.native.library import Library, load_library, require_processor
-from engine.native.llama import require_supported
 from engine.protocol import EngineInfo
-from engine.server import EngineServer
-from engine.storage import lease_store
+from engine.tiers.lease_files import Origin
+from engine.tiers.storage import lease_store
 
 
 def serve(

@@ -1,8 +1,8 @@
 """The values that cross the engine link: what a client asks, what the engine answers.
 
-Every value is plain data. `engine.frames` turns them into msgpack maps and back; `engine.client`
-re-exports the ones a client needs. Lengths are exact token counts, never rounded to blocks; lengths
-of time are milliseconds; token ids travel as packed little-endian u32.
+Every value is plain data. `engine.link.frames` turns them into msgpack maps and back;
+`engine.client` re-exports the ones a client needs. Lengths are exact token counts, never rounded to
+blocks; lengths of time are milliseconds; token ids travel as packed little-endian u32.
 """
 
 from dataclasses import dataclass, field

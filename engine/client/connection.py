@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any, NoReturn
 
-from engine.address import TcpAddress, parse_address, short_path, tune
 from engine.client.generation import LinkGeneration
 from engine.client.interface import EngineClient, EngineLost, Generation
 from engine.errors import FrameError
-from engine.frames import (
+from engine.link.address import TcpAddress, parse_address, short_path, tune
+from engine.link.frames import (
     Abort,
     ClientMessage,
     EngineMessage,

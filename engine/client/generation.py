@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.client.interface import EngineLost
-from engine.frames import Abort, ClientMessage, Finish
+from engine.link.frames import Abort, ClientMessage, Finish
 from engine.protocol import Event, Finished, Rejected
 
 

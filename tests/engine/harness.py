@@ -10,13 +10,13 @@ from uuid import uuid4
 
 import numpy as np
 
-from engine.address import bound_url, listen
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.journal import Journal
+from engine.journal.journal import Journal
+from engine.link.address import bound_url, listen
+from engine.link.server import EngineServer
 from engine.plan import Runner
 from engine.protocol import EngineInfo, GenerateRequest, Sampling
-from engine.server import EngineServer
 from tests.engine.scripted_runner import ScriptedRunner
 
 

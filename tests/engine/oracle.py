@@ -14,9 +14,9 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.lease_store import LeaseStore
 from engine.plan import BlockCopy, BlockLoad, Plan, Row
 from engine.protocol import Breakpoint, EngineRecord, GenerateRequest, LeaseReport
+from engine.tiers.store import LeaseStore
 
 Slot = tuple[bytes, int, int] | None
 

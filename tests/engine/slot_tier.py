@@ -2,9 +2,9 @@
 
 import random
 
-from engine.lease import StoredPrefix
-from engine.lease_store import LeaseStore
-from engine.tiers import Costs, Recovered
+from engine.leases.lease import StoredPrefix
+from engine.tiers.store import LeaseStore
+from engine.tiers.tier import Costs, Recovered
 
 ALWAYS_PAYS = Costs(prefill_tokens=1.0, tier_bytes={"host": 1e18, "disk": 1e18})
 

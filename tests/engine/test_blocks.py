@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.blocks import BlockPool
-from engine.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
+from engine.blocks.pool import BlockPool
+from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
 
 
 def make_pool(num_blocks: int) -> tuple[BlockPool, PrefixIndex]:

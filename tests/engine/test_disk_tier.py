@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.disk_tier import RETRY_MS, DiskTier
-from engine.lease import StoredPrefix, owner_of
-from engine.lease_files import Origin
+from engine.leases.lease import StoredPrefix, owner_of
+from engine.tiers.disk import RETRY_MS, DiskTier
+from engine.tiers.lease_files import Origin
 from tests.engine.harness import Clock
 
 ORIGIN = Origin(weights_digest="w" * 64, dtype="float32", layout="layers, heads")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.dtype import choose_dtype, read_cpuinfo
+from engine.compute.dtype import choose_dtype, read_cpuinfo
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import FrameError
-from engine.frames import (
+from engine.link.frames import (
     MAX_FRAME_BYTES,
     Abort,
     ClientMessage,

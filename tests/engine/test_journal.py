@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import JournalError
-from engine.journal import Journal
+from engine.journal.journal import Journal
+from engine.journal.segments import read_segment, segment_numbers, segment_path
 from engine.protocol import EngineRecord, Grant, LeaseReport
-from engine.segments import read_segment, segment_numbers, segment_path
 
 
 def record(request_id, **changes):

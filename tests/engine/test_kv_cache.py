@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.compute.kv_cache import KVCache, bytes_per_block
 from engine.errors import KVCacheTooLarge
-from engine.kv_cache import KVCache, bytes_per_block
 from engine.models.llama_config import LlamaConfig
 from engine.plan import BlockCopy
 

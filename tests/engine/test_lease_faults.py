@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
+from engine.compute.loading import load_model
 from engine.errors import ModelFileError
-from engine.lease import Lease, owner_of
-from engine.lease_store import LeaseStore
-from engine.loading import load_model
-from engine.prefix_index import TOKEN_DTYPE, PrefixChain
+from engine.leases.lease import Lease, owner_of
 from engine.protocol import Breakpoint, EngineRecord, Finished
-from engine.tiers import Costs
+from engine.tiers.store import LeaseStore
+from engine.tiers.tier import Costs
 from tests.engine.oracle import Bench, ask, small_config
 from tests.engine.slot_tier import ALWAYS_PAYS, SlotTier, slot_store
 from tests.engine.tiny_model import CONFIG, tiny_tensors, write_tiny_model

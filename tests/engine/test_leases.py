@@ -3,11 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.blocks import BlockPool
-from engine.lease_store import LeaseStore
-from engine.leases import LeaseBook
-from engine.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
+from engine.blocks.pool import BlockPool
+from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
+from engine.leases.book import LeaseBook
 from engine.protocol import Breakpoint
+from engine.tiers.store import LeaseStore
 from tests.engine.oracle import small_config
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from engine.limits import clamp_max_tokens, find_fault
 from engine.protocol import Breakpoint, Sampling
+from engine.scheduling.limits import clamp_max_tokens, find_fault
 from tests.engine.oracle import ask, small_config
 
 # 32 blocks of 4, at most 12 of them pinned: 80 tokens fit, as does the window.

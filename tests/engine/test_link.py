@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.address import AddressError, listen
 from engine.client import (
     Admitted,
     Breakpoint,
@@ -19,7 +18,9 @@ from engine.client import (
     Tokens,
     connect_engine,
 )
-from engine.frames import (
+from engine.link.address import AddressError, listen
+from engine.link.connection import MAX_UNSENT_BYTES, Link
+from engine.link.frames import (
     Abort,
     EngineMessage,
     Fault,
@@ -31,7 +32,6 @@ from engine.frames import (
     Submit,
     encode_client,
 )
-from engine.link import MAX_UNSENT_BYTES, Link
 from tests.engine.harness import Clock, generate_request, running_engine, small_config
 from tests.engine.scripted_runner import ScriptedRunner
 from tests.engine.test_frames import values

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.compute.memory import default_pool_bytes, engine_config, memory_bytes, pin_cap_blocks
 from engine.errors import KVCacheTooSmall
-from engine.memory import default_pool_bytes, engine_config, memory_bytes, pin_cap_blocks
 
 GIB = 2**30
 

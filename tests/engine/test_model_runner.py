@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.compute.loading import load_model
+from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
-from engine.loading import load_model
-from engine.model_runner import ModelRunner
 from engine.models.llama import Llama
 from engine.plan import BlockCopy, Plan, Row
 from engine.protocol import Sampling

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.dtype import read_cpuinfo
+from engine.compute.dtype import read_cpuinfo
+from engine.compute.native.library import (
+    Library,
+    load_library,
+    loaded_openmp,
+    require_processor,
+)
 from engine.errors import KernelsUnavailable
-from engine.native.library import Library, load_library, loaded_openmp, require_processor
 
 
 @pytest.fixture
@@ -179,7 +184,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
         f'#!/bin/sh\n[ "$1" = --version ] && exec echo fake\nsleep 600 > {pipe} & wait\n'
     )
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    monkeypatch.setattr("engine.native.library._COMPILE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("engine.compute.native.library._COMPILE_SECONDS_MAX", 0.2)
 
     found = reason(tmp_path / "kernels", compiler)
 

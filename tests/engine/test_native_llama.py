@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from engine.compute.native.library import Library
+from engine.compute.native.llama import require_supported
 from engine.errors import KernelsUnavailable
 from engine.models.llama_config import LlamaConfig
-from engine.native.library import Library
-from engine.native.llama import require_supported
 from engine.plan import Row
 from tests.engine.native_models import CPU, Trio, trio
 from tests.engine.rows import row

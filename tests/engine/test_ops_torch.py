@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kv_cache import KVCache
-from engine.loading import load_model
-from engine.model_runner import compute_logits
+from engine.compute.kv_cache import KVCache
+from engine.compute.loading import load_model
+from engine.compute.model_runner import compute_logits
+from engine.compute.ops_torch import SHARED_TOKENS_MIN, Attended, attend, attend_plainly
 from engine.models.llama import Llama
-from engine.ops_torch import SHARED_TOKENS_MIN, Attended, attend, attend_plainly
 from engine.plan import Row
 from tests.engine.naive_llama import naive_logits
 from tests.engine.rows import row
@@ -180,7 +180,7 @@ def test_many_lengths_meet_torch_as_few_shapes(
         seen.add((q.shape, k.shape))
         return attend(q, k, v, **options)
 
-    monkeypatch.setattr("engine.ops_torch.attend", note)
+    monkeypatch.setattr("engine.compute.ops_torch.attend", note)
     cache, blocks = fresh_cache(tiny), range(NUM_BLOCKS)
     for start in range(16, 64):
         for length in (2, 7, 16, 30, 31):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.lease import owner_of
-from engine.lease_store import LeaseStore
-from engine.prefix_index import TOKEN_DTYPE, PrefixChain
+from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
+from engine.leases.lease import owner_of
 from engine.protocol import Admitted, Committed, Finished, Rejected, Tokens
+from engine.tiers.store import LeaseStore
 from tests.engine.oracle import Bench, OracleRunner, random_config, random_requests, unpack
 from tests.engine.slot_tier import SlotTier, slot_store
 

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from engine.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
+from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
 
 
 def chain_of(ids, namespace: bytes = b"tenant", **fields) -> PrefixChain:

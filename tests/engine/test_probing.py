@@ -5,18 +5,18 @@ from itertools import count
 import pytest
 import torch
 
+from engine.compute.kv_cache import bytes_per_block
+from engine.compute.loading import load_model
+from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
-from engine.kv_cache import bytes_per_block
-from engine.lease_files import Origin
-from engine.loading import load_model
-from engine.model_runner import ModelRunner
-from engine.probing import (
+from engine.tiers.lease_files import Origin
+from engine.tiers.probing import (
     PROBE_BYTES,
     disk_bytes_per_second,
     fill_bytes_per_second,
     prefill_tokens_per_second,
 )
-from engine.storage import lease_store
+from engine.tiers.storage import lease_store
 
 
 @pytest.fixture(scope="module")

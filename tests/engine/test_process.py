@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from engine.client import Breakpoint, Finished, Tokens, connect_engine
-from engine.dtype import read_cpuinfo
-from engine.journal import Journal
+from engine.compute.dtype import read_cpuinfo
+from engine.journal.journal import Journal
 from tests.engine.harness import generate_request
 from tests.engine.tiny_model import write_tiny_model
 

@@ -9,7 +9,7 @@ are what keeps a prefix.
 import numpy as np
 import pytest
 
-from engine.prefix_index import TOKEN_DTYPE, PrefixChain
+from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
 from engine.protocol import Admitted, Breakpoint, Finished, Grant
 from tests.engine.oracle import Bench, ask, small_config, unpack
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from engine.compute.sampler import Sampler
 from engine.plan import Row
 from engine.protocol import Sampling
-from engine.sampler import Sampler
 from tests.engine.rows import row
 
 ENTROPY = b"entropy of this process"

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from engine.compute.kv_cache import bytes_per_block
+from engine.compute.loading import LoadedModel, load_model
+from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.disk_tier import DiskTier
-from engine.host_tier import HostTier
-from engine.kv_cache import bytes_per_block
-from engine.lease_files import Origin
-from engine.lease_store import LeaseStore
-from engine.loading import LoadedModel, load_model
-from engine.model_runner import ModelRunner
 from engine.protocol import Breakpoint, EngineRecord, Finished, GenerateRequest, Sampling, Tokens
+from engine.tiers.disk import DiskTier
+from engine.tiers.host import HostTier
+from engine.tiers.lease_files import Origin
+from engine.tiers.store import LeaseStore
 from tests.engine.harness import Clock
 from tests.engine.oracle import ListJournal
 from tests.engine.slot_tier import ALWAYS_PAYS

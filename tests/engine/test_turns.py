@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from engine.turns import Turns
+from engine.scheduling.turns import Turns
 
 
 def test_a_turn_ends_when_its_tokens_are_used_up() -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.default_model import ensure_default_model
+from engine.models.default_model import ensure_default_model
+from tests.engine.kernels import kernels, kernels_folder
+
+__all__ = ("kernels", "kernels_folder", "smollm2_folder")
 
 torch.set_num_threads(1)
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from engine.kv_cache import KVCache
-from engine.loading import load_model
-from engine.model_runner import compute_logits
+from engine.compute.kv_cache import KVCache
+from engine.compute.loading import load_model
+from engine.compute.model_runner import compute_logits
+from engine.compute.native.library import Library
+from engine.compute.native.llama import NativeLlama
 from engine.models.llama import Llama
-from engine.native.library import Library
-from engine.native.llama import NativeLlama
 from tests.engine.rows import row
 
 CPU = torch.device("cpu")

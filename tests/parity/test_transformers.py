@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from engine.kv_cache import KVCache
-from engine.loading import load_model
-from engine.model_runner import compute_logits
+from engine.compute.kv_cache import KVCache
+from engine.compute.loading import load_model
+from engine.compute.model_runner import compute_logits
 from engine.models.llama import Llama
 from tests.engine.rows import row
 from tests.engine.tiny_model import write_tiny_model

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.compute.loading import load_model
+from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.loading import load_model
-from engine.model_runner import ModelRunner
 from engine.models.llama import Llama
 from engine.protocol import (
     Breakpoint,

@@ -1,0 +1,1 @@
+"""The KV blocks: who uses each one, and which prefix it holds."""

@@ -1,0 +1,1 @@
+"""Plans executed: the KV cache, attention, sampling."""

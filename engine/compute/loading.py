@@ -1,0 +1,76 @@
+"""Loading a model folder: the model, what it stops at and how it samples by default."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.compute.native.library import Library
+from engine.compute.native.llama import NativeLlama
+from engine.errors import ModelFileError
+from engine.models.llama import Llama
+from engine.models.llama_config import CURE, LlamaConfig, read_json
+from engine.models.weights import Weights, checked_digest
+from engine.protocol import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and the facts of its folder that the engine announces."""
+
+    model: Llama | NativeLlama
+    weights_digest: str
+    stop_token_ids: tuple[int, ...]
+    default_sampling: Sampling
+
+
+def load_model(
+    folder: Path, *, dtype: torch.dtype, device: torch.device, library: Library | None = None
+) -> LoadedModel:
+    """Load a Hugging Face Llama folder; with `library` it runs in C, on the CPU in bfloat16.
+
+    Raises ModelFileError naming the file that is missing, damaged or does not fit config.json, and
+    UnsupportedModel if the folder describes another kind of model.
+    """
+    config = LlamaConfig.read(folder)
+    digest = checked_digest(folder)
+    weights = Weights(folder)
+    model = (
+        Llama(config, weights, dtype=dtype, device=device)
+        if library is None
+        else NativeLlama(config, weights, library)
+    )
+    weights.require_all_taken()
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    try:
+        return LoadedModel(
+            model=model,
+            weights_digest=digest,
+            stop_token_ids=_stop_token_ids(generation, read_json(folder / "config.json")),
+            default_sampling=_default_sampling(generation),
+        )
+    except (TypeError, ValueError) as error:
+        raise ModelFileError("Model file is damaged", path, CURE) from error
+
+
+def _stop_token_ids(generation: dict[str, Any], config: dict[str, Any]) -> tuple[int, ...]:
+    """The end-of-sequence ids: generation_config.json's, else config.json's; one or a list."""
+    found = generation.get("eos_token_id", config.get("eos_token_id"))
+    if found is None:
+        return ()
+    return tuple(int(token) for token in (found if isinstance(found, list) else [found]))
+
+
+def _default_sampling(generation: dict[str, Any]) -> Sampling:
+    """What the file states and nothing more: only `do_sample: false` makes a model greedy."""
+    if generation.get("do_sample") is False:
+        return Sampling(temperature=0.0)
+    stated = {name: value for name, value in generation.items() if value is not None}
+    plain = Sampling()
+    return Sampling(
+        temperature=float(stated.get("temperature", plain.temperature)),
+        top_p=float(stated.get("top_p", plain.top_p)),
+        top_k=int(stated.get("top_k", plain.top_k)),
+    )

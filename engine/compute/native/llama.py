@@ -1,0 +1,265 @@
+"""A Llama whose steps run in C: weights packed for the kernels, one call a step.
+
+`engine.models.llama` is the reference: the same model in torch, and what runs where this cannot.
+The C side of every structure here is in step.c, linear.h and spans.h.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.compute.kv_cache import KVCache
+from engine.compute.native.library import Library
+from engine.errors import KernelsUnavailable
+from engine.models.llama_config import LlamaConfig, rotary_tables
+from engine.models.weights import Weights
+from engine.plan import Row
+
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+# Outputs that lie together, and inputs that a tile takes; sizes are padded to them.
+_GROUP = 32
+# Limits of the C side: queries that share a KV head, and a head's size.
+_QUERIES, _HEAD_DIM_MAX = 16, 256
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("num_inputs", _COUNT),
+        ("num_groups", _COUNT),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, _POINTER) for name in ("attention_norm", "mlp_norm")),
+    )
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        *((name, _COUNT) for name in ("hidden_size", "width", "inner")),
+        *((name, _COUNT) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim")),
+        ("vocab_width", _COUNT),
+        ("eps", ctypes.c_float),
+        *((name, _POINTER) for name in ("layers", "embedding", "norm")),
+        ("head", _Linear),
+        *((name, _POINTER) for name in ("cos", "sin")),
+    )
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        *((name, _COUNT) for name in ("num_rows", "num_tokens", "num_sampled")),
+        *((name, _POINTER) for name in ("tokens", "first_token", "start", "first_block")),
+        *((name, _POINTER) for name in ("blocks", "sampled", "cache")),
+        ("block_size", _COUNT),
+        ("logits", _POINTER),
+    )
+
+
+def require_supported(
+    config: LlamaConfig, *, dtype: torch.dtype, device: torch.device, block_size: int
+) -> None:
+    """Raise KernelsUnavailable if the kernels cannot compute this model in this way."""
+    group, rest = divmod(config.num_attention_heads, config.num_key_value_heads)
+    if device.type != "cpu":
+        raise KernelsUnavailable(f"the device is {device.type}")
+    if dtype != torch.bfloat16:
+        raise KernelsUnavailable(f"the number format is {str(dtype).removeprefix('torch.')}")
+    if config.head_dim % 32 or config.head_dim > _HEAD_DIM_MAX:
+        raise KernelsUnavailable(f"the model's heads have {config.head_dim} dimensions")
+    if rest or group > _QUERIES:
+        raise KernelsUnavailable(
+            f"{config.num_attention_heads} heads share {config.num_key_value_heads} KV heads"
+        )
+    if block_size % 16:
+        raise KernelsUnavailable(f"a block has {block_size} tokens")
+
+
+class NativeLlama:
+    """A Llama model in bfloat16 on the CPU, whose steps `library` computes."""
+
+    dtype = torch.bfloat16
+    device = torch.device("cpu")
+
+    def __init__(self, config: LlamaConfig, weights: Weights, library: Library) -> None:
+        self.config = config
+        self._library = library
+        self._weights = weights
+        self._kept: list[torch.Tensor] = []  # what C has pointers to
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._vocab_width = _padded(config.vocab_size)
+        self._logits = torch.empty((0, self._vocab_width))
+        size = (config.vocab_size, config.hidden_size)
+        embedding = self._linear(self._weight("model.embed_tokens", *size))
+        if config.tie_word_embeddings:
+            weights.drop("lm_head.weight")  # some folders store the tied copy
+            head = embedding
+        else:
+            head = self._linear(self._weight("lm_head", *size))
+        self._layers = (_Layer * config.num_hidden_layers)(
+            *(self._layer(f"model.layers.{i}") for i in range(config.num_hidden_layers))
+        )
+        cos, sin = rotary_tables(config)
+        half = config.head_dim // 2
+        self._model = _Model(
+            hidden_size=config.hidden_size,
+            width=_padded(config.hidden_size),
+            inner=_padded(config.intermediate_size),
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            vocab_width=self._vocab_width,
+            eps=config.rms_norm_eps,
+            layers=ctypes.addressof(self._layers),
+            embedding=embedding.weight,
+            norm=self._norm("model.norm"),
+            head=head,
+            cos=self._keep(cos[:, half:]),
+            sin=self._keep(sin[:, half:]),
+        )
+
+    def compute(self, cache: KVCache, rows: Sequence[Row]) -> torch.Tensor:
+        """Write the K and V of all rows; return [s, vocab_size] logits of those that sample.
+
+        The logits are float32, in memory that the next call overwrites.
+        """
+        tokens = np.concatenate([row.tokens for row in rows], dtype=np.int32)
+        blocks = np.concatenate([row.block_table for row in rows], dtype=np.int32)
+        start = np.array([row.start for row in rows], dtype=np.int32)
+        counts = np.array([len(row.tokens) for row in rows])
+        table_sizes = np.array([len(row.block_table) for row in rows])
+        first_token = np.append(0, counts.cumsum()).astype(np.int32)
+        first_block = np.append(0, table_sizes.cumsum()).astype(np.int32)
+        sampled = first_token[1:][[row.samples for row in rows]] - 1
+        # C reads and writes by these numbers, unchecked.
+        ends = start + counts
+        assert counts.min() > 0, "a row has no token"
+        assert (ends <= table_sizes * cache.block_size).all(), "a block table is short"
+        assert _are_below(cache.num_blocks, blocks), "a block table names no block"
+        assert _are_below(self.config.vocab_size, tokens), "a token is not in the vocabulary"
+        assert _are_below(self.config.max_position_embeddings, start, ends - 1), "no such position"
+        logits = self._logits_of(len(sampled))
+        batch = _Batch(
+            num_rows=len(rows),
+            num_tokens=len(tokens),
+            num_sampled=len(sampled),
+            tokens=tokens.ctypes.data,
+            first_token=first_token.ctypes.data,
+            start=start.ctypes.data,
+            first_block=first_block.ctypes.data,
+            blocks=blocks.ctypes.data,
+            sampled=sampled.ctypes.data,
+            cache=cache.address,
+            block_size=cache.block_size,
+            logits=logits.data_ptr(),
+        )
+        scratch = self._scratch_for(batch)
+        self._library.run(self._model, batch, scratch, num_threads=torch.get_num_threads())
+        return logits[:, : self.config.vocab_size]
+
+    def _logits_of(self, num_rows: int) -> torch.Tensor:
+        # Kept: fresh memory for 64 rows costs a fifth of their step.
+        if num_rows > len(self._logits):
+            self._logits = torch.empty((num_rows, self._vocab_width), dtype=torch.float32)
+        return self._logits[:num_rows]
+
+    def _scratch_for(self, batch: _Batch) -> int:
+        size = self._library.scratch_bytes(self._model, batch)
+        if size > len(self._scratch):
+            self._scratch = torch.empty(size + size // 4, dtype=torch.uint8)
+        return self._scratch.data_ptr()
+
+    def _layer(self, prefix: str) -> _Layer:
+        config = self.config
+        hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        q_size, kv_size = config.num_attention_heads * size, config.num_key_value_heads * size
+        qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        biased = config.attention_bias
+        return _Layer(
+            qkv=self._linear(
+                torch.cat([self._weight(f"{attention}.{n}", m, hidden) for n, m in qkv.items()]),
+                torch.cat([self._bias(f"{attention}.{n}", m) for n, m in qkv.items()])
+                if biased
+                else None,
+            ),
+            output=self._linear(
+                self._weight(f"{attention}.o_proj", hidden, q_size),
+                self._bias(f"{attention}.o_proj", hidden) if biased else None,
+            ),
+            gate_up=self._linear(
+                _interleave(*(self._weight(f"{mlp}.{n}_proj", inner, hidden) for n in _GATED)),
+                _interleave(*(self._bias(f"{mlp}.{n}_proj", inner) for n in _GATED))
+                if config.mlp_bias
+                else None,
+            ),
+            down=self._linear(
+                self._weight(f"{mlp}.down_proj", hidden, inner),
+                self._bias(f"{mlp}.down_proj", hidden) if config.mlp_bias else None,
+            ),
+            attention_norm=self._norm(f"{prefix}.input_layernorm"),
+            mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
+        )
+
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> _Linear:
+        """Pack [outputs, inputs] as [outputs / 32, inputs / 2, 32, 2], padded with zeros."""
+        outputs, inputs = (_padded(size) for size in weight.shape)
+        packed = _pad(weight, rows=outputs, columns=inputs).view(-1, _GROUP, inputs // 2, 2)
+        return _Linear(
+            weight=self._keep(packed.transpose(1, 2)),
+            bias=None if bias is None else self._keep(_pad(bias.float(), columns=outputs)),
+            num_inputs=inputs,
+            num_groups=outputs // _GROUP,
+        )
+
+    def _norm(self, name: str) -> int:
+        weight = self._weights.take(f"{name}.weight", (self.config.hidden_size,)).float()
+        return self._keep(_pad(weight, columns=_padded(self.config.hidden_size)))
+
+    def _weight(self, name: str, *shape: int) -> torch.Tensor:
+        return self._tensor(f"{name}.weight", *shape)
+
+    def _bias(self, name: str, size: int) -> torch.Tensor:
+        return self._tensor(f"{name}.bias", size)
+
+    def _tensor(self, name: str, *shape: int) -> torch.Tensor:
+        return self._weights.take(name, shape).to(self.dtype)
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._kept.append(tensor.contiguous())
+        return self._kept[-1].data_ptr()
+
+
+_GATED = ("gate", "up")
+
+
+def _are_below(limit: int, *numbers: np.ndarray) -> bool:
+    return all(n.min(initial=0) >= 0 and n.max(initial=-1) < limit for n in numbers)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _GROUP) * _GROUP
+
+
+def _pad(tensor: torch.Tensor, *, columns: int, rows: int | None = None) -> torch.Tensor:
+    """Zeros below and to the right of a matrix, or after a vector."""
+    after = [0, columns - tensor.shape[-1]]
+    if rows is not None:
+        after += [0, rows - tensor.shape[0]]
+    return torch.nn.functional.pad(tensor, after)
+
+
+def _interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Sixteen rows of `gate`, then the same of `up`, and so on: a group of outputs has both."""
+    half = _GROUP // 2
+    rows = _padded(len(gate))
+    flat = [tensor.reshape(len(tensor), -1) for tensor in (gate, up)]
+    halves = [_pad(t, rows=rows, columns=t.shape[1]).view(-1, half, t.shape[1]) for t in flat]
+    return torch.stack(halves, dim=1).view(2 * rows, *gate.shape[1:])

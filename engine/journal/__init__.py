@@ -1,0 +1,1 @@
+"""What the engine did, on disk before any frame tells of it."""

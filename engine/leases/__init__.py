@@ -1,0 +1,1 @@
+"""Prefixes kept until a deadline: what is granted, held, pinned and reported."""

@@ -1,0 +1,300 @@
+"""Leases: prefixes kept until a deadline, within a cap for all and a quota for each namespace.
+
+    admission            answer() refuses, refreshes, or reserves: blocks that exist are pinned
+                         at once, those still to be computed are counted
+    commit of a step     commit() pins what the step computed and turns the reservation to a lease
+    end of the request   cancel() gives back what was reserved and never committed
+    blocks are short     give_up() unpins a lease that another tier holds whole; it stays granted
+    deadline, unpin      the lease ends everywhere; its blocks become the next to be evicted
+
+Held = distinct pinned blocks + blocks counted by reservations. It never exceeds the cap, so a
+pool that is larger than the cap by one request can always finish one request.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.blocks.pool import BlockPool
+from engine.blocks.prefix_index import Match, Prefix, PrefixChain, Restored
+from engine.config import EngineConfig
+from engine.leases.holdings import Holdings
+from engine.leases.lease import Lease, Reservation, owner_of
+from engine.leases.pin_meter import PinMeter
+from engine.leases.reservations import Reservations
+from engine.leases.table import LeaseTable
+from engine.protocol import Breakpoint, Grant, LeaseReport, ReportReason
+from engine.tiers.store import LeaseStore
+
+ENDS = ("expired", "unpinned", "lost", "dropped", "given_up")
+
+
+class LeaseBook:
+    """Every lease and reservation of one engine."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        store: LeaseStore,
+        *,
+        boot_id: str = "",
+    ) -> None:
+        """Start with the leases that `store` kept through a restart, and an empty pool."""
+        self._config = config
+        self._pool = pool
+        self._store = store
+        self._boot_id = boot_id
+        self._now_ms = 0
+        self._holdings = Holdings(config, pool)
+        self._meter = PinMeter(pool)
+        self._leases = LeaseTable()
+        # Pinned, and whole in another tier: what may lose its pin, least lately read first.
+        self._spilled: dict[Lease, None] = {}
+        self._reservations = Reservations(config, pool, self._holdings)
+        self.reports: list[LeaseReport] = []  # whoever takes them empties it
+        self._num_made = 0
+        self.counts: dict[str, float] = {f"lease_{end}_total": 0 for end in ENDS}
+        for recovered in self._store.recover():
+            stored = recovered.stored
+            lease = self._make(
+                stored.lease_id,
+                request_id=stored.request_id,
+                owner=stored.owner,
+                key=stored.key,
+                num_tokens=stored.num_tokens,
+                blocks=(),
+                deadline_ms=recovered.deadline_ms,
+                persist=True,
+            )
+            lease.copies = self._store.tiers_of(lease.key)
+
+    @property
+    def num_live(self) -> int:
+        """Leases that have not ended."""
+        return len(self._leases)
+
+    @property
+    def num_held(self) -> int:
+        """Distinct pinned blocks plus those counted by reservations."""
+        return self._holdings.total
+
+    @property
+    def num_leased_blocks(self) -> int:
+        """Distinct blocks that leases pin, whose integral all reports add up to."""
+        return self._meter.num_leased_blocks()
+
+    def reserve(self, namespace: bytes, request_id: str = "") -> Reservation:
+        """Open the reservation of one request; it holds nothing yet."""
+        return self._reservations.open(owner_of(namespace), request_id)
+
+    def answer(
+        self,
+        breakpoint_: Breakpoint,
+        prefix: Prefix,
+        reservation: Reservation,
+        *,
+        matched: Sequence[int],
+        deadline_ms: int,
+    ) -> Grant:
+        """Answer one breakpoint of a request that was admitted with `matched` blocks attached.
+
+        Breakpoints of one request come in ascending order.
+        """
+        grant = Grant(tokens=breakpoint_.tokens, write=breakpoint_.write, outcome="granted")
+        if not self._config.enable_prefix_caching:
+            return replace(grant, outcome="refused", reason="caching_disabled")
+        if breakpoint_.tokens < self._config.min_lease_tokens:
+            return replace(grant, outcome="refused", reason="too_short")
+        if (lease := self._leases.of_prefix(prefix.key)) is not None:
+            self._refresh(lease, prefix, deadline_ms=deadline_ms, persist=breakpoint_.persist)
+            return replace(grant, outcome="refreshed", lease_id=lease.id)
+        reason = self._reservations.add(
+            reservation, breakpoint_.tokens, matched, give_up=self.give_up
+        )
+        if reason is not None:
+            return replace(grant, outcome="refused", reason=reason)
+        return grant
+
+    def commit(
+        self,
+        reservation: Reservation,
+        prefix: Prefix,
+        *,
+        tokens: int,
+        table: Sequence[int],
+        deadline_ms: int,
+        persist: bool = False,
+    ) -> str:
+        """Turn the reservation of the first `tokens` tokens, now computed, into a lease.
+
+        Another request may have made the lease meanwhile; then it is refreshed. Returns its id.
+        """
+        self._reservations.advance(reservation, tokens, table)
+        if (lease := self._leases.of_prefix(prefix.key)) is not None:
+            self._refresh(lease, prefix, deadline_ms=deadline_ms, persist=persist)
+        else:
+            blocks = tuple(reservation.blocks[: self._config.blocks_for(tokens)])
+            for block in blocks:
+                self._holdings.pin(reservation.owner, block)
+            lease = self._make(
+                request_id=reservation.request_id,
+                owner=reservation.owner,
+                key=prefix.key,
+                num_tokens=tokens,
+                blocks=blocks,
+                deadline_ms=deadline_ms,
+                persist=persist,
+            )
+            self._meter.hold(lease, self._now_ms)
+            self._save(lease, prefix)
+        self._reservations.settle_one(reservation)
+        return lease.id
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Give back all that the reservation holds; doing so twice changes nothing."""
+        self._reservations.cancel(reservation)
+
+    def restore(self, chain: PrefixChain, num_tokens: int, match: Match) -> Match:
+        """Lengthen a match by the longest stored lease that goes beyond it, if that pays.
+
+        At least one of `num_tokens` tokens is left to compute. A lease that turns out to have no
+        whole copy left is lost.
+        """
+        if not self._config.enable_prefix_caching:
+            return match
+        while (key := self._store.find(chain, num_tokens, matched=match.tokens)) is not None:
+            found = self._store.load(key, num_tokens - 1)
+            self._take_copies(key)
+            if found is not None:
+                payload, tokens, tier = found
+                restored = Restored(payload, tier=tier, tokens=tokens - match.tokens)
+                return Match(match.blocks, tokens, None, match.prefixes, restored)
+        return match
+
+    def give_up(self, owner: bytes | None = None) -> bool:
+        """Unpin a lease (of one owner) that another tier holds whole; whether there was one."""
+        for lease in self._spilled:
+            if owner in (None, lease.owner):
+                self._unpin(lease)
+                self.counts["lease_given_up_total"] += 1
+                return True
+        return False
+
+    def expire(self, now_ms: int) -> None:
+        """Let time pass: take note of what was stored, and end every lease that is due."""
+        self._now_ms = now_ms
+        self._meter.tick(now_ms)
+        for key in self._store.poll():
+            self._take_copies(key)
+        while (lease := self._leases.next_due()) is not None and lease.deadline_ms <= now_ms:
+            self._end(lease, "expired")
+
+    def end(self, *, lease_ids: Iterable[str], namespaces: Iterable[bytes], now_ms: int) -> int:
+        """End these leases and all of these namespaces, in every tier; how many that were.
+
+        Unknown ids and namespaces are none: ending twice is ending once.
+        """
+        self._now_ms = now_ms
+        owners = {owner_of(namespace) for namespace in namespaces}
+        leases = {lease for id_ in lease_ids if (lease := self._leases.of_id(id_)) is not None}
+        if owners:
+            leases |= {lease for lease in self._leases if lease.owner in owners}
+        for lease in leases:
+            self._end(lease, "unpinned")
+        return len(leases)
+
+    def drop_next(self) -> bool:
+        """End the lease with the least time left; whether there was one."""
+        if (lease := self._leases.next_due()) is None:
+            return False
+        self._end(lease, "dropped")
+        return True
+
+    def report_all(self, now_ms: int) -> None:
+        """Report every lease, because the engine stops."""
+        self._now_ms = now_ms
+        for lease in self._leases:
+            self._report(lease, "stopped")
+
+    def next_expiry_ms(self) -> int | None:
+        """The earliest deadline of a live lease."""
+        return lease.deadline_ms if (lease := self._leases.next_due()) else None
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters by metric name."""
+        return self.counts | self._store.stats()
+
+    def pins(self) -> list[int]:
+        """The pin count that each block should have."""
+        pins = [0] * self._pool.num_blocks
+        for holder in (*self._leases, *self._reservations):
+            for block in holder.blocks:
+                pins[block] += 1
+        return pins
+
+    def check_integrity(self) -> None:
+        """Assert that held blocks are counted right, and that every lease is whole somewhere."""
+        self._holdings.check_integrity(self._leases, self._reservations)
+        self._leases.check_integrity()
+        leased = {block for lease in self._leases for block in lease.blocks}
+        num_paid = sum(lease.num_paid_blocks for lease in self._leases)
+        assert num_paid == self.num_leased_blocks == len(leased), "leased blocks not paid once"
+
+    def _make(self, lease_id: str | None = None, **fields: Any) -> Lease:
+        """A new live lease; one that comes from an earlier engine keeps its id."""
+        number = self._num_made
+        self._num_made += 1
+        lease = Lease(lease_id or f"{self._boot_id}:{number}", number, **fields)
+        self._leases.add(lease)
+        return lease
+
+    def _refresh(self, lease: Lease, prefix: Prefix, *, deadline_ms: int, persist: bool) -> None:
+        if deadline_ms > lease.deadline_ms:
+            lease.deadline_ms = deadline_ms
+            self._store.extend(lease.key, deadline_ms)
+        lease.persist |= persist
+        if lease.blocks:
+            self._meter.use(lease, self._now_ms)
+            self._save(lease, prefix)  # if it could not be saved before
+        if lease in self._spilled:
+            self._spilled[lease] = self._spilled.pop(lease)
+        self._report(lease, "refreshed")
+
+    def _save(self, lease: Lease, prefix: Prefix) -> None:
+        for key in self._store.save(lease, prefix, spare=self._spilled):
+            self._take_copies(key)
+
+    def _take_copies(self, key: bytes) -> None:
+        """Take note of the tiers that hold a lease whole; one that nothing holds is lost."""
+        lease = self._leases.of_prefix(key)
+        assert lease is not None, "the store keeps what was never leased"
+        lease.copies = self._store.tiers_of(key)
+        if lease.copies and lease.blocks:
+            self._spilled[lease] = None
+        else:
+            self._spilled.pop(lease, None)
+        if not (lease.copies or lease.blocks):
+            self._end(lease, "lost")
+
+    def _unpin(self, lease: Lease) -> None:
+        """Take a lease's pins away: in table order, so that its last block is evicted first."""
+        if lease.blocks:
+            self._meter.release(lease, self._now_ms)
+        for block in lease.blocks:
+            self._holdings.unpin(lease.owner, block, cold=True)
+        lease.blocks = ()
+        self._spilled.pop(lease, None)
+
+    def _end(self, lease: Lease, reason: ReportReason) -> None:
+        """End a lease in every tier."""
+        self._report(lease, reason)
+        self._unpin(lease)
+        self._store.drop(lease.key)
+        self._leases.remove(lease)
+        self.counts[f"lease_{reason}_total"] += 1
+
+    def _report(self, lease: Lease, reason: ReportReason) -> None:
+        if lease.blocks:
+            self._meter.settle(lease, self._now_ms)
+        self.reports.append(lease.report(reason, block_bytes=self._config.block_bytes))

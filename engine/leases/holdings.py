@@ -1,0 +1,65 @@
+"""What leases and reservations hold of the pool, counted against the cap and each owner's quota.
+
+Held = distinct pinned blocks + blocks counted by reservations that are still to be computed.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Literal
+
+from engine.blocks.pool import BlockPool
+from engine.config import EngineConfig
+from engine.leases.lease import Lease, Reservation
+
+
+class Holdings:
+    """Pins on the pool's blocks, by owner. Owners never share a block."""
+
+    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
+        """Start with nothing held."""
+        self._config = config
+        self._pool = pool
+        self._held: Counter[bytes] = Counter()
+        self.total = 0
+
+    def excess(self, owner: bytes, num_new: int) -> Literal["quota", "capacity"] | None:
+        """What forbids to hold `num_new` more blocks."""
+        if self._held[owner] + num_new > self._config.namespace_quota_blocks:
+            return "quota"
+        if self.total + num_new > self._config.pin_cap_blocks:
+            return "capacity"
+        return None
+
+    def pin(self, owner: bytes, block: int) -> None:
+        """Add a pin; the block's first is counted."""
+        if self._pool.pin(block):
+            self.count(owner, 1)
+
+    def unpin(self, owner: bytes, block: int, *, cold: bool) -> None:
+        """Drop a pin; after the last one a cold block is evicted before all warm ones."""
+        if self._pool.unpin(block, cold=cold):
+            self.count(owner, -1)
+
+    def count(self, owner: bytes, num_blocks: int) -> None:
+        """Count blocks that are not pinned yet, or no longer wanted."""
+        self.total += num_blocks
+        self._held[owner] += num_blocks
+        if self._held[owner] == 0:
+            del self._held[owner]
+
+    def check_integrity(self, leases: Iterable[Lease], reservations: Iterable[Reservation]) -> None:
+        """Assert that what is held is what the holders say, within the cap and each quota."""
+        blocks: defaultdict[bytes, set[int]] = defaultdict(set)
+        num_counted: Counter[bytes] = Counter()
+        holders: list[Lease | Reservation] = [*leases, *reservations]
+        for holder in holders:
+            blocks[holder.owner].update(holder.blocks)
+        for reservation in reservations:
+            num_counted[reservation.owner] += reservation.num_blocks - len(reservation.blocks)
+        held = {owner: len(blocks[owner]) + num_counted[owner] for owner in blocks}
+        assert +Counter(held) == +self._held, "held blocks miscounted"
+        assert self.total == sum(held.values()), "total of held blocks miscounted"
+        assert self.total <= self._config.pin_cap_blocks, f"pin cap broken: {self.total}"
+        for owner, num_held in held.items():
+            quota = self._config.namespace_quota_blocks
+            assert num_held <= quota, f"quota broken: {owner.hex()} holds {num_held}"

@@ -1,0 +1,91 @@
+"""What pins cost: block-milliseconds of each lease, idle and contended.
+
+A block that several leases pin is paid once: by the oldest lease that holds it, and when that one
+ends by the next oldest. So at any moment the paid blocks of all leases are exactly the distinct
+leased blocks, and the sum over leases is the integral of their number.
+
+A lease's time is *contended* while its blocks would have been evicted without the pin, else idle.
+The pool evicts in the order of last use. So once it has evicted a block that was used later than
+the lease, or found no block to evict, the lease's own would have gone before; until its next use.
+"""
+
+from bisect import bisect_left, insort
+
+from engine.blocks.pool import BlockPool
+from engine.leases.lease import Lease
+
+
+class PinMeter:
+    """Integrates over time what each lease pins. `tick` at every step, before anything else."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        """Start with nothing pinned."""
+        self._pool = pool
+        self._holders: dict[int, list[Lease]] = {}  # a block's leases, oldest first
+        self._idle: list[tuple[int, int, Lease]] = []  # (last use, number), first to go first
+
+    def hold(self, lease: Lease, now_ms: int) -> None:
+        """The lease pins its blocks from now on."""
+        lease.since_ms = now_ms
+        for block in lease.blocks:
+            holders = self._holders.setdefault(block, [])
+            lease.num_paid_blocks += not holders
+            holders.append(lease)
+        self._warm(lease, self._pool.use_now)
+
+    def use(self, lease: Lease, now_ms: int) -> None:
+        """The lease was read: without its pin, its blocks would be the warmest now."""
+        if lease.blocks:
+            self.settle(lease, now_ms)
+            self._cool(lease)
+            self._warm(lease, self._pool.use_now)
+
+    def release(self, lease: Lease, now_ms: int) -> None:
+        """The lease pins its blocks no more; what it paid for others passes on to them."""
+        self.settle(lease, now_ms)
+        for block in lease.blocks:
+            holders = self._holders[block]
+            was_paying = holders[0] is lease
+            holders.remove(lease)
+            if not holders:
+                del self._holders[block]
+            elif was_paying:
+                self.settle(holders[0], now_ms)
+                holders[0].num_paid_blocks += 1
+        lease.num_paid_blocks = 0
+        self._cool(lease)
+
+    def settle(self, lease: Lease, now_ms: int) -> None:
+        """Bring the lease's totals up to now."""
+        block_ms = lease.num_paid_blocks * (now_ms - lease.since_ms)
+        if lease.is_contended:
+            lease.contended_block_ms += block_ms
+        else:
+            lease.idle_block_ms += block_ms
+        lease.since_ms = now_ms
+
+    def tick(self, now_ms: int) -> None:
+        """Find the leases that have become contended."""
+        evicted_use = self._pool.evicted_use
+        while self._idle and self._idle[0][0] < evicted_use:
+            lease = self._idle[0][2]
+            self._cool(lease)
+            # Those who read a longer prefix use this one too, by its last full block.
+            last_use = self._pool.last_use(lease.blocks[max(0, len(lease.blocks) - 2)])
+            if last_use >= evicted_use:
+                self._warm(lease, last_use)
+            else:
+                self.settle(lease, now_ms)
+                lease.is_contended = True
+
+    def num_leased_blocks(self) -> int:
+        """Distinct blocks that leases pin."""
+        return len(self._holders)
+
+    def _warm(self, lease: Lease, last_use: int) -> None:
+        lease.last_use, lease.is_contended = last_use, False
+        insort(self._idle, (last_use, lease.number, lease))
+
+    def _cool(self, lease: Lease) -> None:
+        if not lease.is_contended:
+            del self._idle[bisect_left(self._idle, (lease.last_use, lease.number, lease))]

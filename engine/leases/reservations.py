@@ -1,0 +1,88 @@
+"""Reservations: blocks held for leases that were granted and are still being computed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from engine.blocks.pool import BlockPool
+from engine.config import EngineConfig
+from engine.leases.holdings import Holdings
+from engine.leases.lease import Reservation
+
+
+class Reservations:
+    """Every open reservation of one engine."""
+
+    def __init__(self, config: EngineConfig, pool: BlockPool, holdings: Holdings) -> None:
+        """Start with none."""
+        self._config = config
+        self._pool = pool
+        self._holdings = holdings
+        self._open: set[Reservation] = set()
+
+    def __iter__(self) -> Iterator[Reservation]:
+        return iter(self._open)
+
+    def open(self, owner: bytes, request_id: str) -> Reservation:
+        """Begin the reservation of one request; it holds nothing yet."""
+        reservation = Reservation(owner, request_id)
+        self._open.add(reservation)
+        return reservation
+
+    def add(
+        self,
+        reservation: Reservation,
+        tokens: int,
+        matched: Sequence[int],
+        *,
+        give_up: Callable[[bytes | None], bool],
+    ) -> Literal["quota", "capacity"] | None:
+        """Hold the blocks of one more breakpoint, those in `matched` at once; or say why not.
+
+        `give_up` may make room, for one owner or for all; it returns false when it cannot.
+        """
+        owner, num_blocks = reservation.owner, self._config.blocks_for(tokens)
+        existing = matched[reservation.num_blocks : num_blocks]
+        while True:
+            num_pinned = sum(self._pool.is_pinned(block) for block in existing)
+            num_new = num_blocks - reservation.num_blocks - num_pinned
+            excess = self._holdings.excess(owner, num_new)
+            if excess is None:
+                break
+            if not give_up(owner if excess == "quota" else None):
+                return excess
+        for block in existing:
+            self._holdings.pin(owner, block)
+        reservation.blocks.extend(existing)
+        reservation.tokens = len(reservation.blocks) * self._config.block_size
+        num_counted = num_blocks - reservation.num_blocks - len(existing)
+        self._holdings.count(owner, num_counted)
+        reservation.num_blocks = num_blocks
+        reservation.num_outstanding += 1
+        return None
+
+    def advance(self, reservation: Reservation, tokens: int, table: Sequence[int]) -> None:
+        """Pin the blocks of the request's first `tokens` tokens, which are computed now."""
+        num_blocks = self._config.blocks_for(tokens)
+        for block in table[len(reservation.blocks) : num_blocks]:
+            self._holdings.count(reservation.owner, -1)
+            self._holdings.pin(reservation.owner, block)
+            reservation.blocks.append(block)
+        reservation.tokens = max(reservation.tokens, tokens)
+
+    def settle_one(self, reservation: Reservation) -> None:
+        """One of its breakpoints is a lease now; after the last one nothing more is held."""
+        reservation.num_outstanding -= 1
+        if reservation.num_outstanding == 0:
+            self.cancel(reservation)
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Give back all that the reservation holds; doing so twice changes nothing."""
+        if reservation not in self._open:
+            return
+        self._open.remove(reservation)
+        num_counted = reservation.num_blocks - len(reservation.blocks)
+        self._holdings.count(reservation.owner, -num_counted)
+        for block in reversed(reservation.blocks):
+            self._holdings.unpin(reservation.owner, block, cold=False)
+        reservation.blocks.clear()
+        reservation.num_blocks = reservation.tokens = 0

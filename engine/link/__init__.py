@@ -1,0 +1,1 @@
+"""The engine's end of the link: server, frames, wire form, addresses."""

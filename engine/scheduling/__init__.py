@@ -1,0 +1,1 @@
+"""Which sequences compute what in each step, and the blocks that they use."""

@@ -1,0 +1,1 @@
+"""Where leases live outside the KV pool: host memory and disk."""

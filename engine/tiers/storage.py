@@ -1,0 +1,69 @@
+"""Puts the lease store of one engine process together, and takes it apart again."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from engine.compute.model_runner import ModelRunner
+from engine.config import EngineConfig
+from engine.tiers.disk import DiskTier
+from engine.tiers.host import HostTier
+from engine.tiers.lease_files import Origin
+from engine.tiers.probing import (
+    disk_bytes_per_second,
+    fill_bytes_per_second,
+    prefill_tokens_per_second,
+)
+from engine.tiers.store import LeaseStore
+from engine.tiers.tier import Costs, Tier
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def lease_store(
+    folder: Path,
+    runner: ModelRunner,
+    config: EngineConfig,
+    origin: Origin,
+    *,
+    host_bytes: int,
+    disk_bytes: int,
+    clock_ns: Callable[[], int],
+    wall_clock: Callable[[], int],
+) -> Iterator[LeaseStore]:
+    """The store of an engine on `runner`; its end writes what waits to be written.
+
+    A tier of 0 bytes is none. Measures, so call it before the pool is in use.
+    """
+    if not (host_bytes or disk_bytes):
+        yield LeaseStore()
+        return
+    fill = fill_bytes_per_second(runner, runner.snapshot, config, clock_ns)
+    speeds = {"host": fill}
+    tiers: list[Tier] = []
+    with ExitStack() as stack:
+        if host_bytes:
+            tiers.append(HostTier(budget_bytes=host_bytes))
+        if disk_bytes:
+            disk = DiskTier(
+                folder,
+                origin,
+                budget_bytes=disk_bytes,
+                clock=lambda: clock_ns() // 1_000_000,
+                wall_clock=wall_clock,
+            )
+            tiers.append(stack.enter_context(closing(disk)))
+            try:
+                read = disk_bytes_per_second(folder, clock_ns)
+                speeds["disk"] = 1 / (1 / read + 1 / fill)  # one after the other
+            except OSError as error:  # leases then live in memory only
+                log.warning("lease_folder_unusable: %s", error)
+        yield LeaseStore(
+            tiers,
+            costs=Costs(prefill_tokens_per_second(runner, config, clock_ns), speeds),
+            snapshot=runner.snapshot,
+            block_size=config.block_size,
+            block_bytes=config.block_bytes,
+        )
