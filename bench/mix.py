@@ -15,7 +15,7 @@ NAMESPACES = tuple(f"tenant {number}".encode() for number in range(5))
 NUM_DOCUMENTS = 2
 CUTS = (48, 100, 160, 250, 333)  # 100, 250 and 333 end inside a block
 HOUR_MS = 3_600_000
-_TOKEN_BYTES = 4
+_TOKEN_BYTES = 4  # packed u32, as the link carries them
 
 
 class Mix:

@@ -13,7 +13,7 @@ import json
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from time import perf_counter
@@ -71,7 +71,7 @@ async def body(options: Options) -> Report:
     if is_judged:
         slope = slope_per_hour(settled(points))
         step = step_between_thirds(points)
-        report.fault = find_growth(points)
+        report.fault = find_growth(points) or find_idleness(traffic.tally, stats)
         report.rows.append((f"own memory, MB an hour (at most {MOST_MB_PER_HOUR})", slope))
         report.rows.append((f"last third above the middle, MB (at most {MOST_STEP_MB})", step))
     else:
@@ -136,6 +136,19 @@ async def give_all_back(engine: Engine, traffic: Traffic) -> dict[str, float]:
     if stats["leases_live"] or stats["lease_files"] or stats["lease_disk_bytes"]:
         raise BenchError(f"leases outlive their unpin: {stats}")
     return stats
+
+
+def find_idleness(tally: Tally, stats: Mapping[str, float]) -> str | None:
+    """What of leases was never under load, so that the run shows nothing of it."""
+    counts = {
+        "the cap was never full": tally.num_probes_full,
+        "no lease was refused for the cap": tally.grants["capacity"],
+        "no pin was given up": stats["lease_given_up_total"],
+        "no lease was read from disk": stats["lease_files_read_total"],
+        "no lease expired": stats["lease_expired_total"],
+        "nobody was preempted": stats["preemptions_total"],
+    }
+    return next((fault for fault, count in counts.items() if not count), None)
 
 
 def check_files(samples: Sequence[Sample]) -> None:

@@ -24,6 +24,7 @@ from engine.client import (
 )
 
 SLACK_SECONDS = 1.0
+MOST_PROBE_SECONDS = 30.0  # between two steps, on a machine that others use too
 PROBE_SECONDS = 0.25
 READY_SECONDS = 60
 MOST_LEASES_KNOWN = 500
@@ -110,6 +111,8 @@ class Traffic:
             elif records.get(request_id) != ask.record:
                 raise BenchError(f"{request_id}: the journal has {records.get(request_id)}")
         tally = self.tally
+        if tally.longest_probe_s > MOST_PROBE_SECONDS:
+            raise BenchError(f"the engine took no step for {tally.longest_probe_s:.1f} s")
         most_s = 2 * tally.longest_probe_s + SLACK_SECONDS
         if tally.longest_queue_s > self._queue_wait_seconds + most_s:
             raise BenchError(f"a request waited {tally.longest_queue_s:.1f} s for its answer")

@@ -16,9 +16,8 @@ class EngineConfig:
     max_model_len                longest prompt plus output the model accepts
     max_num_seqs                 sequences running at once
     max_num_batched_tokens       token budget of one step
-    pin_cap_blocks               most distinct blocks that leases may pin; at most
-                                 num_blocks - ceil(max_model_len / block_size), so that one whole
-                                 context always finds room
+    pin_cap_blocks               most distinct blocks that leases may pin; a served engine's leaves
+                                 room for one whole context (engine.compute.memory)
     namespace_quota_blocks       most distinct blocks that one namespace may pin
     block_bytes                  bytes of KV a block, in which operators and reports count leases
     min_lease_tokens             shorter breakpoints are refused as too_short

@@ -16,15 +16,13 @@ from engine.compute.kv_cache import bytes_per_block
 from engine.compute.loading import LoadedModel, load_model
 from engine.compute.memory import engine_config, memory_bytes
 from engine.compute.model_runner import ModelRunner
-from engine.compute.native.library import Library, load_library, require_processor
-from engine.compute.native.llama import require_supported
+from engine.compute.native.choice import choose_kernels
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.errors import KernelsUnavailable, SettingError
+from engine.errors import SettingError
 from engine.journal.journal import Journal
 from engine.link.address import bound_url, listen
 from engine.link.server import EngineServer
-from engine.models.llama_config import LlamaConfig
 from engine.protocol import EngineInfo
 from engine.tiers.lease_files import Origin
 from engine.tiers.storage import lease_store
@@ -48,10 +46,10 @@ def serve(
         configure_threads()
         device = _device(arguments.device)
         dtype = choose_dtype(arguments.dtype, device=device, cpuinfo=read_cpuinfo())
-        library, computed_by = _kernels(arguments, dtype, device, clock_ns)
-        loaded = load_model(arguments.model, dtype=dtype, device=device, library=library)
+        kernels = choose_kernels(arguments, dtype=dtype, device=device, clock_ns=clock_ns)
+        loaded = load_model(arguments.model, dtype=dtype, device=device, library=kernels.library)
         config = _config(arguments, loaded)
-        runner = _runner(loaded, config)
+        runner = ModelRunner(loaded.model, config, entropy=secrets.token_bytes(32))
         info = _info(arguments, loaded, config)
         on_gpu = device.type == "cuda"
         store = stack.enter_context(
@@ -74,7 +72,7 @@ def serve(
         else:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: server.stop())
-        _announce(info, config, bound_url(listener, arguments.listen), computed_by)
+        _announce(info, config, bound_url(listener, arguments.listen), kernels.reason)
         server.run()
 
 
@@ -82,24 +80,6 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingError("No CUDA device on this machine: start with --device cpu.")
     return torch.device(name)
-
-
-def _kernels(
-    arguments: Arguments, dtype: torch.dtype, device: torch.device, clock_ns: Callable[[], int]
-) -> tuple[Library | None, str]:
-    """The C kernels, or None for torch; and which of them computes, in words for the operator."""
-    if not arguments.native_kernels:
-        return None, "torch kernels: --no-native-kernels"
-    cpuinfo, model = read_cpuinfo(), LlamaConfig.read(arguments.model)
-    try:
-        require_supported(model, dtype=dtype, device=device, block_size=arguments.block_size)
-        require_processor(cpuinfo)
-        start_ns = clock_ns()
-        library = load_library(arguments.data_dir / "engine" / "kernels", cpuinfo=cpuinfo)
-    except KernelsUnavailable as error:
-        return None, f"torch kernels: {error.reason}"
-    seconds = (clock_ns() - start_ns) / 1e9
-    return library, f"C kernels{' with AMX' if library.has_amx else ''}, ready in {seconds:.1f} s"
 
 
 def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
@@ -121,16 +101,6 @@ def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
         scheduling=arguments.scheduling,
         kv_layout=arguments.kv_layout,
     )
-
-
-def _runner(loaded: LoadedModel, config: EngineConfig) -> ModelRunner:
-    try:
-        return ModelRunner(loaded.model, config, entropy=secrets.token_bytes(32))
-    except RuntimeError as error:  # torch's word for memory that it did not get
-        raise SettingError(
-            f"The KV pool does not fit into memory: {config.num_blocks} blocks; "
-            "name a smaller --kv-cache-memory."
-        ) from error
 
 
 def _info(arguments: Arguments, loaded: LoadedModel, config: EngineConfig) -> EngineInfo:

@@ -19,8 +19,8 @@ from typing import Any
 from engine.blocks.pool import BlockPool
 from engine.blocks.prefix_index import Match, Prefix, PrefixChain, Restored
 from engine.config import EngineConfig
+from engine.lease import Lease, Reservation, owner_of
 from engine.leases.holdings import Holdings
-from engine.leases.lease import Lease, Reservation, owner_of
 from engine.leases.pin_meter import PinMeter
 from engine.leases.reservations import Reservations
 from engine.leases.table import LeaseTable
@@ -239,7 +239,7 @@ class LeaseBook:
         self._leases.check_integrity()
         leased = {block for lease in self._leases for block in lease.blocks}
         num_paid = sum(lease.num_paid_blocks for lease in self._leases)
-        assert num_paid == self.meter.num_leased_blocks() == len(leased), "leased blocks not paid once"
+        assert num_paid == self.meter.num_leased_blocks() == len(leased), "blocks not paid once"
 
     def _make(self, lease_id: str | None = None, **fields: Any) -> Lease:
         """A new live lease; one that comes from an earlier engine keeps its id."""

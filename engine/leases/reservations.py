@@ -5,8 +5,8 @@ from typing import Literal
 
 from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
+from engine.lease import Reservation
 from engine.leases.holdings import Holdings
-from engine.leases.lease import Reservation
 
 
 class Reservations:

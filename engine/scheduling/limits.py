@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 
+from engine.blocks.prefix_index import TOKEN_BYTES
 from engine.config import EngineConfig
 from engine.protocol import GenerateRequest, RejectCode, Rejected
-
-_TOKEN_BYTES = 4
 
 
 def find_fault(request: GenerateRequest, config: EngineConfig) -> Rejected | None:
@@ -47,7 +46,7 @@ def _find_malformed(request: GenerateRequest, config: EngineConfig) -> str | Non
 def _find_bad_prompt(prompt: bytes, vocab_size: int) -> str | None:
     if not prompt:
         return "The prompt is empty"
-    if len(prompt) % _TOKEN_BYTES:
+    if len(prompt) % TOKEN_BYTES:
         return f"The prompt is not packed u32: {len(prompt)} bytes"
     highest = int(np.frombuffer(prompt, dtype="<u4").max())
     if highest >= vocab_size:

@@ -2,7 +2,7 @@
 
 import gc
 
-from engine.leases.lease import Lease
+from engine.lease import Lease
 from engine.leases.table import LeaseTable
 
 HOUR_MS = 3_600_000

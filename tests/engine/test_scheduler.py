@@ -127,6 +127,7 @@ def test_the_queue_is_in_arrival_order_after_preemption() -> None:
         here.step()
         order = [s.request_id for s in (*here.core.scheduler.running, *here.core.scheduler.waiting)]
         assert order == sorted(order)
+    assert here.core.stats()["preemptions_total"] > 0
 
 
 def test_a_preempted_request_does_not_time_out() -> None:

@@ -53,7 +53,7 @@ INLINE void soften(struct query *query, int head_dim, int num_keys, float *score
     floats most = splat(query->most), total = {};
     for (int i = 0; i < num_keys; i += 16) most = larger(most, load_floats(scores + i));
     float new_most = largest(most);
-    // Nothing seen yet: any finite number in its place makes all probabilities 0.
+    // Nothing seen yet: any finite number in its place will do, what follows outweighs it.
     float from = new_most > -__builtin_inff() ? new_most : 0;
     for (int i = 0; i < num_keys; i += 16) {
         floats e = exponential(load_floats(scores + i) - from);
