@@ -1,11 +1,12 @@
 """The C kernels as fixtures, for the tests of the engine and those beside `transformers`."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from engine.compute.dtype import read_cpuinfo
-from engine.compute.native.library import Library, load_library
+from engine.compute.native.library import Form, Library, load_library
 
 
 @pytest.fixture(scope="session")
@@ -16,10 +17,10 @@ def kernels_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def kernels(kernels_folder: Path) -> dict[str, Library]:
-    """The C kernels as this processor can have them, and as any can."""
+    """The C kernels as this processor can have them, as one without AMX can, and as any can."""
     return {
-        name: load_library(kernels_folder, cpuinfo=read_cpuinfo(), is_portable=name == "portable")
-        for name in ("native", "portable")
+        form: load_library(kernels_folder, cpuinfo=read_cpuinfo(), form=form)
+        for form in get_args(Form)
     }
 
 

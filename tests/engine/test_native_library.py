@@ -61,7 +61,7 @@ def test_another_compiler_flag_or_processor_makes_its_own_file(
     folder = tmp_path / "kernels"
     load(folder, compiler)
 
-    load(folder, compiler, is_portable=True)
+    load(folder, compiler, form="portable")
     load(folder, compiler, cpuinfo="flags : fpu other")
     compiler.write_text(compiler.read_text().replace("fake 1.0", "fake 1.1"))
     load(folder, compiler)
@@ -260,3 +260,8 @@ def test_a_processor_without_bfloat16_is_a_reason() -> None:
     for cpuinfo in ("flags : fpu avx512f", ""):
         with pytest.raises(KernelsUnavailable, match="the processor has no avx512_bf16"):
             require_processor(cpuinfo)
+
+
+def test_only_the_native_form_has_tiles(kernels: dict[str, Library]) -> None:
+    assert not kernels["without tiles"].has_amx
+    assert not kernels["portable"].has_amx

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("native") / "tiny", **SHAPE)
 
 
-@pytest.fixture(params=["native", "portable"])
+@pytest.fixture(params=["native", "without tiles", "portable"])
 def library(request: pytest.FixtureRequest, kernels: dict[str, Library]) -> Library:
     found: Library = kernels[request.param]
     return found

@@ -19,7 +19,7 @@ struct query {
 };
 
 // One head's K and V in the cache: block b at `k + b * block_stride`.
-struct head {
+struct kv_head {
     const bf16 *k, *v;
     const int32_t *blocks;
     int64_t block_stride, block_size;
@@ -27,7 +27,7 @@ struct head {
     float scale;
 };
 
-INLINE int64_t slot_at(const struct head *head, int64_t position) {
+INLINE int64_t slot_at(const struct kv_head *head, int64_t position) {
     return head->blocks[position / head->block_size] * head->block_stride +
            position % head->block_size * head->head_dim;
 }
@@ -77,7 +77,7 @@ INLINE void pair_up(words first, words second, words *low, words *high) {
 }
 
 // Add `num_keys` values, weighted, to the sums of up to 8 queries: 32 dimensions from `d`.
-INLINE void weigh(struct query *queries, const struct head *head, int d, int64_t start,
+INLINE void weigh(struct query *queries, const struct kv_head *head, int d, int64_t start,
                   int num_keys, const int n, bf16 (*p)[PIECE]) {
     floats low[TOGETHER] = {}, high[TOGETHER] = {};
     for (int tile = 0; tile < num_keys; tile += 16) {
@@ -115,8 +115,8 @@ INLINE void weigh(struct query *queries, const struct head *head, int d, int64_t
 
 // Attend up to 16 queries, which share a KV head, to positions start .. end - 1; `start` is a
 // multiple of 16. Their `most`, `total` and `sums` go on from what they are.
-static void attend(struct query *queries, int num_queries, const struct head *head, int64_t start,
-                   int64_t end) {
+static void attend(struct query *queries, int num_queries, const struct kv_head *head,
+                   int64_t start, int64_t end) {
     float scores[QUERIES][PIECE] ALIGNED;
     bf16 p[QUERIES][PIECE] ALIGNED;
     words keys[HEAD_DIM_MAX / 2];

@@ -23,10 +23,10 @@ static float *partial(const struct model *model, const struct work *work, int64_
     return work->partials + at * (model->head_dim + 16);
 }
 
-static struct head head_of(const struct model *model, const struct batch *batch, int64_t layer,
+static struct kv_head head_of(const struct model *model, const struct batch *batch, int64_t layer,
                            int64_t row, int64_t kv_head) {
     int64_t kv_heads = model->num_kv_heads;
-    return (struct head){
+    return (struct kv_head){
         .k = slot(model, batch, 0, layer, kv_head),
         .v = slot(model, batch, 0, layer, kv_heads + kv_head),
         .blocks = batch->blocks + batch->first_block[row],
@@ -71,7 +71,7 @@ static void attend_prompt(const struct model *model, const struct batch *batch, 
         int64_t token = tile->first_token + (i < num_queries ? i : num_queries - 1) / group;
         visible[i] = work->position[token] + 1;
     }
-    struct head head = head_of(model, batch, layer, tile->row, kv_head);
+    struct kv_head head = head_of(model, batch, layer, tile->row, kv_head);
     const bf16 *values = values_of(model, batch, work, tile->row, kv_head);
     attend_tile(&head, q, values, visible, visible[num_queries - 1], sums, total);
     for (int64_t at = 0; at < d; at += 16)
@@ -103,7 +103,7 @@ static void attend_span(const struct model *model, const struct batch *batch, st
                 work->q + (token * model->num_heads + head) * d, work->position[token] + 1,
                 -__builtin_inff(), 0, sums[num_queries]};
         }
-    struct head head = head_of(model, batch, layer, work->row[span->members[0]], kv_head);
+    struct kv_head head = head_of(model, batch, layer, work->row[span->members[0]], kv_head);
     attend(queries, num_queries, &head, span->start, span->end);
     for (int i = 0; i < num_queries; i++) {
         int64_t token = span->members[i / group], query_head = kv_head * group + i % group;

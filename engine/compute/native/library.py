@@ -17,6 +17,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from engine.compute.dtype import cpu_flags
 from engine.errors import KernelsUnavailable
@@ -25,6 +26,8 @@ SOURCES = Path(__file__).parent
 # Dot products of bfloat16: without them the engine computes in float32, which is torch's.
 NEEDED_FLAG = "avx512_bf16"
 _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp")
+Form = Literal["native", "without tiles", "portable"]
+_FORMS = {"native": (), "without tiles": ("-DWITHOUT_TILES",), "portable": ("-DPORTABLE",)}
 _COMPILE_SECONDS_MAX = 60
 _VERSION_SECONDS_MAX = 10
 _SAID_BYTES_MAX = 65_536
@@ -63,17 +66,15 @@ def require_processor(cpuinfo: str) -> None:
 
 
 def load_library(
-    folder: Path, *, cpuinfo: str, compiler: str = "cc", is_portable: bool = False
+    folder: Path, *, cpuinfo: str, compiler: str = "cc", form: Form = "native"
 ) -> Library:
     """Load the kernels from `folder`, compiled there first if they are not yet.
 
-    `is_portable` leaves the processor's special instructions out, on any processor.
+    Other forms than "native" leave special instructions out, on any processor: for the tests.
     Raises KernelsUnavailable.
     """
-    flags = list(_FLAGS)
-    if is_portable:
-        flags.append("-DPORTABLE")
-    elif NEEDED_FLAG in cpu_flags(cpuinfo):
+    flags = [*_FLAGS, *_FORMS[form]]
+    if form != "portable" and NEEDED_FLAG in cpu_flags(cpuinfo):
         flags.append("-DEXPECTS_BF16")
     openmp = loaded_openmp()
     version = _run([compiler, "--version"], seconds_max=_VERSION_SECONDS_MAX)

@@ -30,7 +30,7 @@ struct work {
     bf16 *q;            // [tokens, heads, head_dim], rotated
     bf16 *attended;     // tiles of heads x head_dim inputs
     bf16 *product;      // tiles of `inner` inputs
-    bf16 *values;       // of prompts, packed by `turn_values`
+    bf16 *values;       // of prompts, packed by `pack_values`
     float *partials;    // [parts, heads, head_dim + 16]: sums, most, total
     int32_t *position;  // [tokens]
     int32_t *row;       // [tokens]
@@ -66,7 +66,7 @@ static int64_t lay_out(const struct model *model, const struct batch *batch, cha
     PLACE(work->spans.list, most_parts(batch));
     PLACE(work->spans.members, 2 * batch->num_rows);
     PLACE(work->spans.tiles, tokens);
-    PLACE(work->spans.turns, num_values(batch) / TURN + batch->num_rows);
+    PLACE(work->spans.stretches, num_values(batch) / STRETCH + batch->num_rows);
     PLACE(work->spans.first_value, batch->num_rows);
     PLACE(work->spans.parts, tokens);
     PLACE(work->spans.first_part, tokens);

@@ -15,7 +15,7 @@
 enum { TILE = 32, KEYS = 256 };
 
 // One row's part of one KV head's V^T: [keys / 32][head_dim / 16][16 dims][32 keys].
-static void turn_values(const struct head *head, int64_t start, int64_t end, bf16 *to) {
+static void pack_values(const struct kv_head *head, int64_t start, int64_t end, bf16 *to) {
     int dims = head->head_dim;
     to += start * dims;
     for (; start < end; start += 32, to += 32 * dims)
@@ -35,7 +35,7 @@ static void turn_values(const struct head *head, int64_t start, int64_t end, bf1
 }
 
 // Scores of keys start .. start + num_keys - 1, in steps of 32; what lies past `end` is anything.
-INLINE void score_keys(const struct head *head, const bf16 *q, int64_t start, int num_keys,
+INLINE void score_keys(const struct kv_head *head, const bf16 *q, int64_t start, int num_keys,
                        line *scores) {
     for (int key = 0; key < num_keys; key += 32) {
         const bf16 *first = head->k + slot_at(head, start + key), *second = first;
@@ -84,7 +84,7 @@ INLINE floats soften_lanes(const line *scores, int num_keys, float scale, float 
 // Attend 32 queries of one row, packed in `q`, to positions 0 .. end - 1. `sums` [head_dim, 32] and
 // `total` [32] are set; `visible` [32] says how many positions
 // each may see, the first the fewest.
-static void attend_tile(const struct head *head, const bf16 *q, const bf16 *values,
+static void attend_tile(const struct kv_head *head, const bf16 *q, const bf16 *values,
                         const int32_t *visible, int64_t end, line *sums, float *total) {
     line scores[KEYS] ALIGNED;
     bf16 p[KEYS * TILE] ALIGNED;

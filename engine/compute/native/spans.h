@@ -8,9 +8,10 @@
 
 #include "prompts.h"
 
-// Positions in a turn; parts of a context, and of a shared prefix; the shortest part; what sharing
-// has to be long, and to save.
-enum { TURN = 512, PARTS_MAX = 8, PART_MIN = 128, SHARED_BLOCKS_MIN = 8, SHARED_TOKENS_MIN = 512 };
+// Positions in a stretch; parts of a context, and of a shared prefix; the shortest part.
+enum { STRETCH = 512, PARTS_MAX = 8, PART_MIN = 128 };
+// How long a shared prefix has to be, and how much reading it has to save.
+enum { SHARED_BLOCKS_MIN = 8, SHARED_TOKENS_MIN = 512 };
 
 // One step, as the caller gives it. Rows are sequences; their tokens lie one after the other.
 struct batch {
@@ -39,7 +40,7 @@ struct tile {
 };
 
 // Some positions of such a row, whose values are to be packed.
-struct turn {
+struct stretch {
     int32_t row;
     int64_t start, end;
 };
@@ -52,8 +53,8 @@ struct spans {
     int32_t *parts;      // [num_tokens], how many parts a decoding token's attention has
     int32_t *first_part; // [num_tokens], where the partial results of those with several begin
     struct tile *tiles;
-    struct turn *turns;
-    int64_t num_tiles, num_turns;
+    struct stretch *stretches;
+    int64_t num_tiles, num_stretches;
     int64_t *first_value; // [num_rows], where a row's packed values begin, in positions
 };
 
@@ -136,9 +137,9 @@ static void share(struct spans *spans, const struct batch *batch, int64_t row, i
 static void cut_prompt(struct spans *spans, const struct batch *batch, int64_t row, int64_t group) {
     int32_t token = batch->first_token[row], end = batch->first_token[row + 1];
     int64_t last = batch->start[row] + end - token;
-    for (int64_t start = 0; start < last; start += TURN)
-        spans->turns[spans->num_turns++] =
-            (struct turn){row, start, start + TURN < last ? start + TURN : last};
+    for (int64_t start = 0; start < last; start += STRETCH)
+        spans->stretches[spans->num_stretches++] =
+            (struct stretch){row, start, start + STRETCH < last ? start + STRETCH : last};
     for (int32_t each = TILE / group; token < end; token += each)
         spans->tiles[spans->num_tiles++] =
             (struct tile){row, token, end - token < each ? end - token : each};
@@ -147,9 +148,9 @@ static void cut_prompt(struct spans *spans, const struct batch *batch, int64_t r
 // Fill `spans`. `shared` is room for a number a row; `group` is how many heads share a KV head.
 static void plan(struct spans *spans, const struct batch *batch, int32_t *shared, int64_t group,
                  int64_t kv_heads, int num_threads) {
-    int64_t num_values = 0;
+    int64_t values_so_far = 0;
     spans->num_spans = spans->num_members = spans->num_parts = 0;
-    spans->num_tiles = spans->num_turns = 0;
+    spans->num_tiles = spans->num_stretches = 0;
     memset(shared, 0, batch->num_rows * sizeof *shared);
     memset(spans->parts, 0, batch->num_tokens * sizeof *spans->parts);
     for (int64_t row = 0; row < batch->num_rows; row++)
@@ -158,9 +159,9 @@ static void plan(struct spans *spans, const struct batch *batch, int32_t *shared
     for (int64_t row = 0; row < batch->num_rows; row++) {
         int64_t first = spans->num_members, token = batch->first_token[row];
         int64_t end = batch->start[row] + batch->first_token[row + 1] - token;
-        spans->first_value[row] = num_values;
+        spans->first_value[row] = values_so_far;
         if (!is_decode(batch, row)) {
-            num_values += (end + TILE - 1) / TILE * TILE;
+            values_so_far += (end + TILE - 1) / TILE * TILE;
             cut_prompt(spans, batch, row, group);
             continue;
         }

@@ -21,11 +21,11 @@ static void run_layer(const struct model *model, const struct batch *batch, stru
     FOR_EACH_UNIT(token, tokens, worker, write_heads(model, batch, work, index, token););
     int64_t kv_heads = model->num_kv_heads, num_tiles = work->spans.num_tiles;
     if (num_tiles)
-        FOR_EACH_UNIT(unit, work->spans.num_turns * kv_heads, worker, {
-            const struct turn *turn = work->spans.turns + unit / kv_heads;
-            struct head head = head_of(model, batch, index, turn->row, unit % kv_heads);
-            turn_values(&head, turn->start, turn->end,
-                        values_of(model, batch, work, turn->row, unit % kv_heads));
+        FOR_EACH_UNIT(unit, work->spans.num_stretches * kv_heads, worker, {
+            const struct stretch *stretch = work->spans.stretches + unit / kv_heads;
+            struct kv_head head = head_of(model, batch, index, stretch->row, unit % kv_heads);
+            pack_values(&head, stretch->start, stretch->end,
+                        values_of(model, batch, work, stretch->row, unit % kv_heads));
         });
     FOR_EACH_UNIT(unit, (work->spans.num_spans + num_tiles) * kv_heads, worker, {
         int64_t at = unit / kv_heads, kv_head = unit % kv_heads;

@@ -15,7 +15,7 @@
 #if defined __AVX512BF16__ && !defined PORTABLE
 #define HAS_BF16
 #include <immintrin.h>
-#ifdef __AMX_BF16__
+#if defined __AMX_BF16__ && !defined WITHOUT_TILES
 #define HAS_TILES
 #endif
 #endif
