@@ -179,14 +179,18 @@ def rows(
              "lease_saves_skipped_total", "preemptions_total", "deferrals_total",
              "steps_total", "prefix_tokens_lease_read_total")  # fmt: skip
     table += [(name, int(stats[name])) for name in names if name in stats]
-    for minute in (0, 5, 15, 30):
-        near = min(samples, key=lambda sample: abs(sample.minute - minute))
+    for near in dict.fromkeys(nearest(samples, minute) for minute in (0, 5, 15, 30)):
         table.append((
             f"at {near.minute:.1f} min: own MB, mapped MB, files, journal MB, leases MB",
             f"{near.own_mb}, {near.mapped_mb}, {near.num_files_open}, {near.journal_mb}, "
             f"{near.leases_mb}",
         ))  # fmt: skip
     return table
+
+
+def nearest(samples: Sequence[Sample], minute: int) -> Sample:
+    """The sample that was taken closest to a minute of the run."""
+    return min(samples, key=lambda sample: abs(sample.minute - minute))
 
 
 def plain(tally: Tally) -> dict[str, object]:

@@ -16,7 +16,7 @@ from engine.compute.kv_cache import bytes_per_block
 from engine.compute.loading import LoadedModel, load_model
 from engine.compute.memory import engine_config, memory_bytes
 from engine.compute.model_runner import ModelRunner
-from engine.compute.native.choice import choose_kernels
+from engine.compute.native.choice import Kernels, choose_kernels
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import SettingError
@@ -46,7 +46,16 @@ def serve(
         configure_threads()
         device = _device(arguments.device)
         dtype = choose_dtype(arguments.dtype, device=device, cpuinfo=read_cpuinfo())
-        kernels = choose_kernels(arguments, dtype=dtype, device=device, clock_ns=clock_ns)
+        kernels = Kernels(None, "torch kernels: --no-native-kernels")
+        if arguments.native_kernels:
+            kernels = choose_kernels(
+                arguments.model,
+                arguments.data_dir / "engine" / "kernels",
+                dtype=dtype,
+                device=device,
+                block_size=arguments.block_size,
+                clock_ns=clock_ns,
+            )
         loaded = load_model(arguments.model, dtype=dtype, device=device, library=kernels.library)
         config = _config(arguments, loaded)
         runner = ModelRunner(loaded.model, config, entropy=secrets.token_bytes(32))

@@ -3,7 +3,7 @@
     free    [ empty ] [ ended leases | oldest cached ... newest cached ]
               ^ allocate takes from here, and then from there
 
-A block is on the free list exactly while nobody runs on it (ref 0) and no lease holds it (pin 0).
+A block is free exactly while nobody runs on it (ref 0) and no lease holds it (pin 0).
 Being free does not empty it: its index entries live until the block is allocated again.
 
 Uses are counted, one for each table that is released. The count at a block's last use says how long
@@ -17,7 +17,7 @@ from engine.blocks.prefix_index import PrefixIndex
 
 
 class BlockPool:
-    """Reference counts, pin counts, and a free list that is the eviction order."""
+    """Reference counts, pin counts, and the free blocks in the order of their eviction."""
 
     def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
         """Start with every block free; `index` hears of each block that is reused."""

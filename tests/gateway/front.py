@@ -60,7 +60,9 @@ class IdleEngine:
         )
 
     async def ready(self, timeout_seconds: float) -> EngineInfo:
-        raise NotImplementedError
+        if self.info is None:
+            raise EngineLost
+        return self.info
 
     def generate(self, request: GenerateRequest) -> Generation:
         raise EngineLost

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from engine.arguments import Arguments
 from engine.compute.dtype import read_cpuinfo
 from engine.compute.native.library import Library, load_library, require_processor
 from engine.compute.native.llama import require_supported
@@ -22,21 +22,24 @@ class Kernels:
 
 
 def choose_kernels(
-    arguments: Arguments,
+    model_folder: Path,
+    cache_folder: Path,
     *,
     dtype: torch.dtype,
     device: torch.device,
+    block_size: int,
     clock_ns: Callable[[], int],
 ) -> Kernels:
-    """C where this model, processor and compiler allow it, compiled first if need be."""
-    if not arguments.native_kernels:
-        return Kernels(None, "torch kernels: --no-native-kernels")
-    cpuinfo, model = read_cpuinfo(), LlamaConfig.read(arguments.model)
+    """C where this model, processor and compiler allow it, compiled first if need be.
+
+    Raises ModelFileError or UnsupportedModel, as loading the model would.
+    """
+    cpuinfo, model = read_cpuinfo(), LlamaConfig.read(model_folder)
     try:
-        require_supported(model, dtype=dtype, device=device, block_size=arguments.block_size)
+        require_supported(model, dtype=dtype, device=device, block_size=block_size)
         require_processor(cpuinfo)
         start_ns = clock_ns()
-        library = load_library(arguments.data_dir / "engine" / "kernels", cpuinfo=cpuinfo)
+        library = load_library(cache_folder, cpuinfo=cpuinfo)
     except KernelsUnavailable as error:
         return Kernels(None, f"torch kernels: {error.reason}")
     seconds = (clock_ns() - start_ns) / 1e9
