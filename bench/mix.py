@@ -9,13 +9,13 @@ from dataclasses import replace
 from itertools import count
 
 from bench.workloads import token_ids
+from engine.blocks.prefix_index import TOKEN_BYTES
 from engine.client import Breakpoint, GenerateRequest, Sampling
 
 NAMESPACES = tuple(f"tenant {number}".encode() for number in range(5))
 NUM_DOCUMENTS = 2
 CUTS = (48, 100, 160, 250, 333)  # 100, 250 and 333 end inside a block
 HOUR_MS = 3_600_000
-_TOKEN_BYTES = 4  # packed u32, as the link carries them
 
 
 class Mix:
@@ -41,9 +41,9 @@ class Mix:
         num_own = chance.randint(1, 60)
         if chance.random() < 0.01:
             num_own += self._context_tokens  # refused at once
-        prompt = self._document_of(namespace)[: num_shared * _TOKEN_BYTES]
+        prompt = self._document_of(namespace)[: num_shared * TOKEN_BYTES]
         prompt += token_ids(chance, num_own)
-        marks = self._marks(num_shared, len(prompt) // _TOKEN_BYTES)
+        marks = self._marks(num_shared, len(prompt) // TOKEN_BYTES)
         self._previous = GenerateRequest(
             request_id=request_id,
             namespace=namespace,

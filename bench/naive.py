@@ -1,4 +1,4 @@
-"""Naive `transformers` against the paged engine on W1 (full: about 15 min).
+"""Naive `transformers` against the paged engine on W1 (full: about 8 min).
 
 Same weights, number format, token ids and output lengths; interleaved rounds. *One at a time* is a
 generate() call a request, over the first 24; *padded batches* are generate() calls of 8 in order of

@@ -102,8 +102,8 @@ class LeaseBook:
             return replace(grant, outcome="refused", reason="caching_disabled")
         if breakpoint_.tokens < self._config.min_lease_tokens:
             return replace(grant, outcome="refused", reason="too_short")
-        if (lease := self._leases.of_prefix(prefix.key)) is not None:
-            self._refresh(lease, prefix, deadline_ms=deadline_ms, persist=breakpoint_.persist)
+        lease = self._refresh(prefix, deadline_ms=deadline_ms, persist=breakpoint_.persist)
+        if lease is not None:
             return replace(grant, outcome="refreshed", lease_id=lease.id)
         reason = self._reservations.add(
             reservation, breakpoint_.tokens, matched, give_up=self.give_up
@@ -122,14 +122,9 @@ class LeaseBook:
         deadline_ms: int,
         persist: bool = False,
     ) -> str:
-        """Turn the reservation of the first `tokens` tokens, now computed, into a lease.
-
-        Another request may have made the lease meanwhile; then it is refreshed. Returns its id.
-        """
+        """Turn the first `tokens` tokens, now computed, into a lease, or refresh it; its id."""
         self._reservations.advance(reservation, tokens, table)
-        if (lease := self._leases.of_prefix(prefix.key)) is not None:
-            self._refresh(lease, prefix, deadline_ms=deadline_ms, persist=persist)
-        else:
+        if (lease := self._refresh(prefix, deadline_ms=deadline_ms, persist=persist)) is None:
             blocks = tuple(reservation.blocks[: self._config.blocks_for(tokens)])
             for block in blocks:
                 self._holdings.pin(reservation.owner, block)
@@ -249,17 +244,21 @@ class LeaseBook:
         self._leases.add(lease)
         return lease
 
-    def _refresh(self, lease: Lease, prefix: Prefix, *, deadline_ms: int, persist: bool) -> None:
+    def _refresh(self, prefix: Prefix, *, deadline_ms: int, persist: bool) -> Lease | None:
+        """Lengthen the live lease of a prefix; None if there is none, or it turns out lost."""
+        if (lease := self._leases.of_prefix(prefix.key)) is None:
+            return None
         if deadline_ms > lease.deadline_ms:
             lease.deadline_ms = deadline_ms
             self._store.extend(lease.key, deadline_ms)
         lease.persist |= persist
         if lease.blocks:
             self.meter.use(lease, self._now_ms)
-            self._save(lease, prefix)  # if it could not be saved before
         if lease in self._spilled:
             self._spilled[lease] = self._spilled.pop(lease)
         self._report(lease, "refreshed")
+        self._save(lease, prefix)  # if it could not be saved before, or did not persist
+        return self._leases.of_prefix(prefix.key)
 
     def _save(self, lease: Lease, prefix: Prefix) -> None:
         for key in self._store.save(lease, prefix, spare=self._spilled):

@@ -55,15 +55,17 @@ class LeaseStore:
         return found
 
     def save(self, lease: Lease, prefix: Prefix, *, spare: Iterable[Lease]) -> list[bytes]:
-        """Copy a lease, whose blocks are computed, to every tier that is worth it.
+        """Copy a lease to every tier that is worth it: from its blocks, which are computed.
 
-        `spare` are leases that need no copy; in a full tier those of them that end before this one
-        make room, soonest first. Returns the keys of those that did.
+        One without blocks is copied from the fastest tier that has it to slower ones. `spare` are
+        leases that need no copy; in a full tier those of them that end before this one make room,
+        soonest first. Returns the keys of all that lost a copy.
         """
-        num_bytes = len(lease.blocks) * self._block_bytes
+        stored = self._stored.get(lease.key)
+        num_bytes = stored.num_bytes if stored else len(lease.blocks) * self._block_bytes
         displaced: list[bytes] = []
         takers = []
-        for tier in self._tiers:
+        for tier in self._tiers if lease.blocks else self._below(lease.key):
             if not self._is_worth(tier, lease, num_bytes):
                 continue
             if tier.accepts(num_bytes):
@@ -72,8 +74,8 @@ class LeaseStore:
                 takers.append(tier)
             else:
                 self._num_skipped += 1
-        if takers:
-            self._hand_over(lease, prefix, takers, num_bytes)
+        if takers and not self._hand_over(lease, prefix, takers, num_bytes):
+            displaced.append(lease.key)
         return displaced
 
     def poll(self) -> list[bytes]:
@@ -175,11 +177,22 @@ class LeaseStore:
                 break
         return displaced
 
+    def _below(self, key: bytes) -> tuple[Tier, ...]:
+        """The tiers that are slower than the fastest one that holds a lease whole."""
+        fastest = self._stored[key].tiers[:1]
+        return self._tiers[self._tiers.index(fastest[0]) + 1 :] if fastest else ()
+
     def _hand_over(
         self, lease: Lease, prefix: Prefix, takers: Sequence[Tier], num_bytes: int
-    ) -> None:
+    ) -> bool:
+        """Begin to keep a lease in these tiers; false if the copy to make it from was damaged."""
         assert self._snapshot is not None, "tiers come with a snapshot"
-        payload = self._snapshot(lease.blocks, lease.num_tokens)
+        if lease.blocks:
+            payload = self._snapshot(lease.blocks, lease.num_tokens)
+        elif (found := self.load(lease.key, lease.num_tokens)) is not None:
+            payload, _, _ = found
+        else:
+            return False
         stored = self._stored.get(lease.key)
         if stored is None:
             stored = _Stored(stored_prefix(lease, prefix), num_bytes, [])
@@ -187,6 +200,7 @@ class LeaseStore:
         for tier in takers:
             stored.saving.append(tier)
             tier.save(stored.prefix, payload, num_bytes=num_bytes, deadline_ms=lease.deadline_ms)
+        return True
 
     def _is_worth(self, tier: Tier, lease: Lease, num_bytes: int) -> bool:
         assert self._costs is not None, "tiers come with costs"

@@ -357,6 +357,55 @@ def test_only_what_asks_to_persist_goes_to_a_tier_that_does_not_keep_all() -> No
     assert (host.num_saves, disk.num_saves) == (2, 1)
 
 
+def test_a_lease_that_begins_to_persist_is_copied_from_the_tier_that_has_it() -> None:
+    host, disk = SlotTier("host", keeps_all=True), SlotTier()
+    here = bench(host, disk)
+    here.run(ask("short", range(14), breakpoints=(write(14, persist=False),)))
+    here.step()
+    here.core.scheduler.leases.give_up()
+    crowd(here)
+
+    here.run(ask("long", range(20), read_tokens=14, breakpoints=(read(14, 3_600_000),)))
+    here.step()
+    here.store = lambda runner: slot_store(runner, disk)
+    here.boot()
+    record = record_of(here.run(ask("reader", range(20), read_tokens=14)))
+
+    assert record.reads_by_tier == {"disk": 14}
+
+
+def test_a_lease_in_a_slow_tier_is_not_read_for_a_copy_in_a_faster_one() -> None:
+    host, disk = SlotTier("host", keeps_all=True), SlotTier()
+    here = bench(disk)
+    here.run(ask("writer", range(14), breakpoints=(write(14),)))
+    here.step()
+    here.store = lambda runner: slot_store(runner, host, disk)
+    here.boot()
+
+    here.run(ask("reader", range(20), read_tokens=14, breakpoints=(read(14),)))
+
+    assert (disk.num_loads, host.num_saves) == (1, 0)
+
+
+def test_a_lease_whose_copy_turns_out_damaged_at_its_refresh_is_leased_anew() -> None:
+    host, disk = SlotTier("host", keeps_all=True), SlotTier()
+    here = bench(host, disk)
+    first = record_of(here.run(ask("short", range(14), breakpoints=(write(14, persist=False),))))
+    here.step()
+    here.core.scheduler.leases.give_up()
+    host.load = lambda key: None  # its blocks are still in the pool
+
+    second = record_of(here.run(ask("long", range(14), read_tokens=14, breakpoints=(write(14),))))
+    here.step()
+
+    (old,), (new,) = first.grants, second.grants
+    assert (new.outcome, second.tokens_reused_promised) == ("granted", 13)
+    assert new.lease_id != old.lease_id
+    assert [report.reason for report in here.core.take_reports()] == ["refreshed", "lost"]
+    assert disk.whole == {kept[0].key for kept in disk.kept.values()} != set()
+    assert here.core.stats()["leases_live"] == 1
+
+
 def test_a_full_tier_gives_way_to_the_lease_that_lives_longest() -> None:
     tier = SlotTier(budget_bytes=4)
     here = bench(tier)

@@ -115,6 +115,24 @@ def test_sequences_that_share_a_prefix_compute_what_each_does_alone(
     assert (together - alone).square().mean().sqrt() < 0.02 * alone.square().mean().sqrt()
 
 
+def test_prefixes_of_unequal_length_are_shared_as_far_as_they_go(
+    folder: Path, library: Library
+) -> None:
+    models = trio(folder, library)
+    blocks = random.Random(5).sample(range(96), 96)
+    models.compare([row(sequence(33 * 16), blocks=blocks)])
+    rows = []
+    for i, num_shared in enumerate([33, 12, 20, 33, 9, 7]):
+        table = [*blocks[:num_shared], blocks[80 + 2 * i], blocks[81 + 2 * i]]
+        models.compare([row(sequence(14 + i), start=num_shared * 16, blocks=table)])
+        rows.append(row([50 + i], start=num_shared * 16 + 14 + i, blocks=table))
+
+    together = models.compare(rows)
+
+    alone = torch.cat([models.native.logits([each]) for each in rows])
+    assert (together - alone).square().mean().sqrt() < 0.02 * alone.square().mean().sqrt()
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -145,6 +145,25 @@ def test_sequences_that_share_a_long_prefix_compute_what_each_does_alone(
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
 
 
+def test_prefixes_of_unequal_length_are_shared_as_far_as_they_go(tiny: Llama) -> None:
+    chance = torch.Generator().manual_seed(6)
+    prefix = torch.randint(17, 49152, (33 * 16,), generator=chance).tolist()
+    blocks = random.Random(6).sample(range(80), 80)
+    cache = fresh_cache(tiny, num_blocks=80)
+    compute_logits(tiny, cache, [row(prefix, blocks=blocks)])
+    rows = []
+    for i, num_shared in enumerate([33, 12, 20, 33, 9, 7]):
+        table = [*blocks[:num_shared], blocks[60 + 2 * i], blocks[61 + 2 * i]]
+        own = list(range(40, 54 + i))
+        compute_logits(tiny, cache, [row(own, start=num_shared * 16, blocks=table)])
+        rows.append(row([50 + i], start=num_shared * 16 + len(own), blocks=table))
+
+    together = compute_logits(tiny, cache, rows)
+
+    alone = torch.cat([compute_logits(tiny, cache, [each]) for each in rows])
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("masked", "is_causal"), [(False, False), (True, False), (False, True)])
 def test_attention_is_the_same_on_every_device(masked: bool, is_causal: bool) -> None:
     chance = torch.Generator().manual_seed(3)

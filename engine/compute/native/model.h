@@ -39,8 +39,6 @@ struct work {
     struct spans spans;
 };
 
-static int64_t padded(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
-
 static int64_t num_phases(const struct model *model) { return 10 * model->num_layers + 4; }
 
 // Place the work's arrays from `base` on; with a null base only count. Returns the bytes.

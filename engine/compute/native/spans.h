@@ -58,13 +58,15 @@ struct spans {
     int64_t *first_value; // [num_rows], where a row's packed values begin, in positions
 };
 
+static int64_t padded(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+
 // Upper bounds, to reserve memory by.
 static int64_t most_parts(const struct batch *batch) { return 2 * PARTS_MAX * batch->num_rows; }
 
 // Cut positions start .. end - 1 into parts, each a span of the same members.
 static void cut(struct spans *spans, const int32_t *blocks, int64_t first_member, int64_t start,
                 int64_t end, int num_parts) {
-    int64_t each = ((end - start + num_parts - 1) / num_parts + 15) / 16 * 16;
+    int64_t each = padded((end - start + num_parts - 1) / num_parts, 16);
     const int32_t *members = spans->members + first_member;
     int64_t num_members = spans->num_members - first_member;
     int part = spans->parts[members[0]];
@@ -91,7 +93,7 @@ static int64_t num_values(const struct batch *batch) {
     for (int64_t row = 0; row < batch->num_rows; row++)
         if (!is_decode(batch, row)) {
             int64_t count = batch->first_token[row + 1] - batch->first_token[row];
-            total += (batch->start[row] + count + TILE - 1) / TILE * TILE;
+            total += padded(batch->start[row] + count, TILE);
         }
     return total;
 }
@@ -161,7 +163,7 @@ static void plan(struct spans *spans, const struct batch *batch, int32_t *shared
         int64_t end = batch->start[row] + batch->first_token[row + 1] - token;
         spans->first_value[row] = values_so_far;
         if (!is_decode(batch, row)) {
-            values_so_far += (end + TILE - 1) / TILE * TILE;
+            values_so_far += padded(end, TILE);
             cut_prompt(spans, batch, row, group);
             continue;
         }
