@@ -90,6 +90,8 @@ class Scenario:
             budget_bytes=self.chance.choice([8, 1 << 30, 1 << 30]),
             chance=random.Random(seed),
         )
+        self.host_chance = random.Random(f"host {seed}")
+        self.has_host = self.host_chance.random() < 0.4
         self.bench = Bench(
             config, store=self.open_store, num_tokens_sampled=self.chance.choice([40, 1000])
         )
@@ -112,7 +114,11 @@ class Scenario:
         self.breaks_loads = self.chance.random() < 0.5
 
     def open_store(self, runner: OracleRunner) -> LeaseStore:
-        self.store = slot_store(runner, self.tier)
+        """The disk's tier stays; that of host memory begins empty with each engine."""
+        size, chance = self.host_chance.choice([8, 1 << 30]), self.host_chance
+        host = SlotTier("host", keeps_all=True, budget_bytes=size, chance=chance)
+        self.tiers = (host, self.tier) if self.has_host else (self.tier,)
+        self.store = slot_store(runner, *self.tiers)
         return self.store
 
     def run(self) -> None:
@@ -132,7 +138,7 @@ class Scenario:
         self.meter.pass_time(100_000)
         self.bench.step(advance_ms=100_000)
         self.meter.check()
-        assert not self.tier.kept, "an ended lease is still stored"
+        assert not any(tier.kept for tier in self.tiers), "an ended lease is still stored"
         stats = self.bench.core.stats()
         assert stats["kv_blocks_pinned"] == stats["kv_blocks_reserved"] == stats["leases_live"] == 0
         assert stats["num_requests_deferred"] == stats["kv_slots_reserved"] == 0
