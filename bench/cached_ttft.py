@@ -1,4 +1,4 @@
-"""Time to the first token: cold, warm by tier, and a control never seen before (full: 8 min).
+"""Time to the first token: cold, warm by tier, and a control never seen before (full: 4 min).
 
 Every arm of every prefix length, at least 20 times, shuffled: *cold* writes a fresh prefix,
 *device* reads it from the KV pool, *disk* reads it after a restart of the engine, *control* is a

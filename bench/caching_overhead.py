@@ -1,4 +1,4 @@
-"""What prefix caching costs where nothing is ever reused (full: about 10 min).
+"""What prefix caching costs where nothing is ever reused (full: about 2 min).
 
 Two engines, one with caching and one without, take turns at the same prompts, none of which was
 seen before. Wall time says what a client feels; processor time is steadier on a busy machine. A

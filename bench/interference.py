@@ -1,4 +1,4 @@
-"""What a long prompt does to those who are decoding, chunked prefill on and off (full: 3 min).
+"""What a long prompt does to those who are decoding, chunked prefill on and off (full: 2 min).
 
 Eight requests decode; once they do, a long prompt arrives. With chunking its prefill takes its
 place in steps beside the decodes; without, one step computes all of it and everyone waits. The gaps

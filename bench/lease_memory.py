@@ -1,4 +1,4 @@
-"""The engine's memory beyond weights and KV with 10,000 live leases (full: about 3 min).
+"""The engine's memory beyond weights and KV with 10,000 live leases (full: about 1 min).
 
 Each lease pins one block of its own. What is left of the process's own memory, once weights and
 pinned blocks are taken off, is Python, torch and the bookkeeping. Mapped files (libraries, the

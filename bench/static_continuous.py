@@ -1,4 +1,4 @@
-"""Static against continuous batching on one engine (full: about 50 min; one --batches: 17).
+"""Static against continuous batching on one engine (full: about 46 min; one --batches: 15).
 
 Everything arrives at t = 0 and the batch size is the same; static admits only when the batch has
 run dry. Two throughputs: of the whole run, which ends with an emptying batch under both, and
