@@ -64,15 +64,6 @@ class EngineFacts:
         return self.read_tokens + self.tokens_reused_gift + self.tokens_computed
 
 
-def pinned_tokens(grants: Sequence[GrantFact]) -> frozenset[int]:
-    """The prefixes whose write may be billed: granted, and committed."""
-    return frozenset(
-        grant.tokens
-        for grant in grants
-        if grant.write and grant.committed and grant.outcome != "refused"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class RefusedWrite:
     """A breakpoint whose write the engine refused; its tokens are plain input."""

@@ -7,11 +7,12 @@ from sqlalchemy import Connection, insert
 
 from billing import accounts as names
 from billing import entries
+from billing.cache_split import cache_split, refused_writes
 from billing.errors import HoldNotFound, InconsistentFacts
-from billing.facts import EngineFacts, RefusedWrite, is_failure, pinned_tokens
+from billing.facts import EngineFacts, is_failure
 from billing.holds import Hold, HoldState, close_hold, find_hold
 from billing.ledger import Transfer, balance, post
-from billing.meters import Quantities, WritePoint, split
+from billing.meters import Quantities, WritePoint
 from billing.price_cards import card_by_id
 from billing.rating import PricedLine, rate
 from billing.records import (
@@ -42,27 +43,30 @@ class Settlement:
 
 
 def charge_due(hold: Hold, facts: EngineFacts, *, answered: bool = True) -> Charge | None:
-    """What an admitted request owes, from its hold and the engine's record alone; None: nothing.
+    """Return the charge for an admitted request, or None if it owes nothing.
 
-    Failed before the client was sent a token: nothing; a whole message is sent at its end, so one
-    that could not be `answered` costs nothing whoever failed. Everything else pays the input side
-    and what was produced, also when the client left. A write is paid for only if the engine
-    granted it and committed exactly that prefix.
+    Pure: reads only the hold and the engine record. `answered` is false if the client can no longer
+    be sent the end of its response. The input side is the cache split at settlement.
+
+    | response | the engine  | output tokens | answered | charge              |
+    |----------|-------------|---------------|----------|---------------------|
+    | stream   | not failed  | any           | any      | input side + output |
+    | stream   | failed      | some          | any      | input side + output |
+    | stream   | failed      | none          | any      | nothing             |
+    | whole    | not failed  | any           | yes      | input side + output |
+    | whole    | not failed  | any           | no       | nothing             |
+    | whole    | failed      | any           | any      | nothing             |
+
+    A request that the client aborted has not failed. A whole message is sent at its end, so a
+    client that did not get the end has received nothing.
     """
     failed = is_failure(facts.finish_reason)
     if failed and facts.output_tokens == 0:
         return None
     if not hold.stream and (failed or not answered):
         return None
-    pinned = pinned_tokens(facts.grants)
-    writes = tuple(write for write in hold.writes if write.tokens in pinned)
-    quantities = split(
-        total_tokens=hold.total_tokens,
-        read_tokens=hold.read_tokens,
-        writes=writes,
-        output_tokens=facts.output_tokens,
-    )
-    return Charge(quantities, writes)
+    cache = cache_split(hold, facts.grants, moment="settlement")
+    return Charge(replace(cache.quantities, output=facts.output_tokens), cache.writes)
 
 
 def settle(
@@ -95,7 +99,7 @@ def settle(
         error_type=error_type,
         first_token_at_ms=first_token_at_ms,
         ended_at_ms=ended_at_ms,
-        refused=_refused(hold, facts),
+        refused=refused_writes(hold, facts.grants),
         engine=facts,
     )
     booked_at_ms = ended_at_ms if booked_at_ms is None else booked_at_ms
@@ -223,15 +227,6 @@ def _status(facts: EngineFacts) -> Status:
             return "completed"
         case "aborted":
             return "aborted"
-
-
-def _refused(hold: Hold, facts: EngineFacts) -> tuple[RefusedWrite, ...]:
-    asked = {write.tokens for write in hold.writes}
-    return tuple(
-        RefusedWrite(grant.tokens, grant.reason or "refused")
-        for grant in facts.grants
-        if grant.write and grant.outcome == "refused" and grant.tokens in asked
-    )
 
 
 def _require_consistent(hold: Hold, facts: EngineFacts) -> None:

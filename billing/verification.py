@@ -11,8 +11,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from billing import accounts as names
+from billing.cache_split import writes_billed
 from billing.columns import metadata
-from billing.facts import load_grants, load_writes, pinned_tokens
+from billing.facts import load_grants, load_writes
 from billing.holds import Hold, open_holds
 from billing.ledger import Balance, trial_balance
 from billing.meters import Meter, Quantities, split
@@ -174,7 +175,7 @@ def _fact_problems(row: Row[Any]) -> Iterator[str]:
         return
     if row.cache_read_tokens != read:
         yield f"Request {row.id} bills {row.cache_read_tokens} read, the engine says {read}."
-    pinned = pinned_tokens(load_grants(row.grants))
+    pinned = writes_billed(load_grants(row.grants), moment="settlement")
     for write in writes:
         if write.tokens not in pinned:
             yield (
