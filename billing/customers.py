@@ -1,14 +1,15 @@
 """Organisations, workspaces and API keys; of a key's secret only the hash and a prefix are kept."""
 
 import hashlib
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from billing import accounts as names
 from billing.errors import UnknownKey, UnknownOrganization, UnknownWorkspace
 from billing.ledger import open_accounts
+from billing.rows import from_row, to_row
 from billing.tables import api_keys, organizations, workspaces
 
 Mode = Literal["postpaid", "prepaid"]
@@ -101,7 +102,7 @@ def create_key(
         created_at_ms=now_ms,
         revoked_at_ms=None,
     )
-    conn.execute(insert(api_keys).values(**asdict(key), secret_hash=_hash(secret)))
+    conn.execute(insert(api_keys).values(**to_row(key), secret_hash=_hash(secret)))
     return key
 
 
@@ -110,7 +111,7 @@ def list_keys(conn: Connection, *, organization_id: str | None = None) -> list[A
     query = select(api_keys).order_by(api_keys.c.created_at_ms, api_keys.c.id)
     if organization_id is not None:
         query = query.where(api_keys.c.organization_id == organization_id)
-    return [_key(row) for row in conn.execute(query)]
+    return [from_row(ApiKey, row) for row in conn.execute(query)]
 
 
 def revoke_key(conn: Connection, *, id: str, now_ms: int) -> None:
@@ -156,7 +157,3 @@ def _require_workspace(conn: Connection, workspace_id: str, organization_id: str
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _key(row: Row[Any]) -> ApiKey:
-    return ApiKey(**{field.name: getattr(row, field.name) for field in fields(ApiKey)})

@@ -1,13 +1,9 @@
 """What the engine says about one admitted request, in billing's own words."""
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from typing_extensions import TypeIs
-
-from billing.meters import WritePoint
 
 FailureReason = Literal["error", "engine_lost"]
 FinishReason = Literal["stop_token", "max_tokens", "finished", "aborted", FailureReason]
@@ -34,24 +30,24 @@ class GrantFact:
     lease_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """One engine record; the four facts (reused promised, gift, recomputed, computed) add up."""
+    """One engine record. The first four numbers (the four facts) add up to `prompt_tokens`."""
 
-    engine_boot_id: str
-    finish_reason: FinishReason
-    prompt_tokens: int
     tokens_reused_promised: int
     tokens_reused_gift: int
     tokens_read_recomputed: int
     tokens_computed: int
-    grants: tuple[GrantFact, ...]
+    prompt_tokens: int
     output_tokens: int
     overrun_tokens: int = 0
     tokens_recomputed_preemption: int = 0
     num_preemptions: int = 0
     reads_by_tier: dict[str, int] = field(default_factory=dict)
+    grants: tuple[GrantFact, ...]
+    finish_reason: FinishReason
     queued_ms: int = 0
+    engine_boot_id: str
 
     @property
     def read_tokens(self) -> int:
@@ -70,23 +66,3 @@ class RefusedWrite:
 
     tokens: int
     reason: str
-
-
-def dump(values: Sequence[WritePoint | GrantFact | RefusedWrite]) -> str:
-    """Small lists are stored as JSON text beside the row they explain."""
-    return json.dumps([asdict(value) for value in values], separators=(",", ":"))
-
-
-def load_writes(text: str) -> tuple[WritePoint, ...]:
-    """The write points of a stored hold or request."""
-    return tuple(WritePoint(**value) for value in json.loads(text))
-
-
-def load_grants(text: str) -> tuple[GrantFact, ...]:
-    """The grants of a stored engine record."""
-    return tuple(GrantFact(**value) for value in json.loads(text))
-
-
-def load_refused(text: str) -> tuple[RefusedWrite, ...]:
-    """The refused writes of a stored request."""
-    return tuple(RefusedWrite(**value) for value in json.loads(text))

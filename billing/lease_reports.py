@@ -7,12 +7,13 @@ its largest report.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from sqlalchemy import Connection, Row, func, insert, select
+from sqlalchemy import Connection, func, insert, select
 
-from billing.facts import load_writes
+from billing.meters import WritePoint
+from billing.rows import from_json, from_row, to_row
 from billing.tables import holds, lease_reports
 
 ReportReason = Literal["refreshed", "expired", "unpinned", "lost", "dropped", "stopped"]
@@ -71,7 +72,7 @@ def leases_of(conn: Connection, request_id: str) -> tuple[LeaseReport, ...]:
             lease_reports.c.reported_at_ms,
         )
     )
-    return tuple({row.lease_id: _report(row) for row in rows}.values())
+    return tuple({row.lease_id: from_row(LeaseReport, row) for row in rows}.values())
 
 
 def pin_costs(conn: Connection) -> list[PinCost]:
@@ -112,7 +113,7 @@ def _book_chunk(conn: Connection, reports: Sequence[LeaseReport], *, reported_at
             insert(lease_reports),
             [
                 {
-                    **asdict(report),
+                    **to_row(report),
                     "entry_key": writers[report.request_id].get(report.tokens),
                     "reported_at_ms": reported_at_ms,
                 }
@@ -128,24 +129,11 @@ def _entry_keys(conn: Connection, request_ids: set[str]) -> dict[str, dict[int, 
         select(holds.c.request_id, holds.c.writes).where(holds.c.request_id.in_(request_ids))
     )
     return {
-        request_id: {write.tokens: write.entry_key for write in load_writes(writes)}
+        request_id: {write.tokens: write.entry_key for write in from_json(WritePoint, writes)}
         for request_id, writes in rows
     }
 
 
 def _known_keys(conn: Connection, lease_ids: set[str]) -> set[tuple[object, ...]]:
     rows = conn.execute(select(lease_reports).where(lease_reports.c.lease_id.in_(lease_ids)))
-    return {_report(row)._key for row in rows}
-
-
-def _report(row: Row[Any]) -> LeaseReport:
-    return LeaseReport(
-        lease_id=row.lease_id,
-        request_id=row.request_id,
-        tokens=row.tokens,
-        reason=row.reason,
-        tier=row.tier,
-        num_bytes=row.num_bytes,
-        idle_block_ms=row.idle_block_ms,
-        contended_block_ms=row.contended_block_ms,
-    )
+    return {from_row(LeaseReport, row)._key for row in rows}

@@ -13,12 +13,13 @@ from sqlalchemy import Connection, Row, func, select
 from billing import accounts as names
 from billing.cache_split import writes_billed
 from billing.columns import metadata
-from billing.facts import load_grants, load_writes
+from billing.facts import GrantFact
 from billing.holds import Hold, open_holds
 from billing.ledger import Balance, trial_balance
-from billing.meters import Meter, Quantities, split
+from billing.meters import Meter, Quantities, WritePoint, split
 from billing.money import amount_nanos
 from billing.records import quantities_of
+from billing.rows import from_json
 from billing.tables import holds, kv_records, lease_reports, price_rates, requests, transfers
 
 
@@ -167,7 +168,7 @@ def _engine_problems(conn: Connection) -> Iterator[str]:
 
 def _fact_problems(row: Row[Any]) -> Iterator[str]:
     read = row.tokens_reused_promised + row.tokens_read_recomputed
-    writes = load_writes(row.writes)
+    writes = from_json(WritePoint, row.writes)
     accounted = read + row.tokens_reused_gift + row.tokens_computed
     if accounted != row.prompt_tokens:
         yield f"Request {row.id} has engine facts for {accounted} of {row.prompt_tokens} tokens."
@@ -175,7 +176,7 @@ def _fact_problems(row: Row[Any]) -> Iterator[str]:
         return
     if row.cache_read_tokens != read:
         yield f"Request {row.id} bills {row.cache_read_tokens} read, the engine says {read}."
-    pinned = writes_billed(load_grants(row.grants), moment="settlement")
+    pinned = writes_billed(from_json(GrantFact, row.grants), moment="settlement")
     for write in writes:
         if write.tokens not in pinned:
             yield (
@@ -209,7 +210,7 @@ def _lease_problems(conn: Connection) -> Iterator[str]:
         )
     )
     for row in rows:
-        keys = {write.tokens: write.entry_key for write in load_writes(row.writes)}
+        keys = {write.tokens: write.entry_key for write in from_json(WritePoint, row.writes)}
         if row.entry_key != keys.get(row.tokens):
             yield f"Lease {row.lease_id} is of another entry than its request wrote."
         if earlier is not None and earlier.lease_id == row.lease_id:
