@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from billing.entries import Entry, PendingEntry
 from billing.meters import WritePoint
-from gateway.breakpoints import Breakpoint
+from gateway.prompts.breakpoints import Breakpoint
 
 LOOKBACK_POSITIONS = 20  # how many blocks a breakpoint looks back over, itself included
 

@@ -11,8 +11,8 @@ from gateway.auth import Customer, IgnoreEos, TheParts, Version
 from gateway.bodies import read_bytes
 from gateway.generation import Generation
 from gateway.in_flight import InFlight
-from gateway.intake import take_in
 from gateway.orders import place_order
+from gateway.prompts.parse import take_in
 from gateway.reply import whole_message
 from gateway.stream import EventStream
 from gateway.wire.request import MessagesRequest, read_body

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from gateway.auth import AnyCaller, TheParts, Version
-from gateway.catalog import ServedModel
 from gateway.errors import InvalidRequest
+from gateway.prompts.model_catalog import ServedModel
 from gateway.wire.response import Model, ModelPage
 
 router = APIRouter()

@@ -11,12 +11,12 @@ from billing.meters import TtlClass
 from billing.price_cards import card_in_force
 from billing.rating import worst_case_nanos
 from engine.client import Breakpoint, EngineInfo, GenerateRequest, Sampling
-from gateway.catalog import ServedModel
 from gateway.errors import EngineReplaced, InvalidRequest
-from gateway.intake import Intake
 from gateway.lookup import CacheMatch, entries_to_wait_for, keys_to_look_up, match_entries
 from gateway.parts import Parts
-from gateway.prefix_hash import entry_keys, scope
+from gateway.prompts.model_catalog import ServedModel
+from gateway.prompts.parse import Intake
+from gateway.prompts.prefix_hash import entry_keys, scope
 from gateway.secret import namespace
 from gateway.wire.request import MessagesRequest
 

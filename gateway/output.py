@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from gateway.prompts.tokenizer import Detokenizer
 from gateway.stop_strings import StopStrings
-from gateway.tokenizer import Detokenizer
 
 
 class OutputText:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from billing.database import Database
 from engine.client import EngineClient
-from gateway.catalog import Catalog
 from gateway.metrics import Metrics
+from gateway.prompts.model_catalog import Catalog
 from gateway.settings import Settings
 from gateway.waiting import WaitingRoom
 

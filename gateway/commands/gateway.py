@@ -14,13 +14,13 @@ from billing.database import Database
 from billing.price_cards import default_cards_path, load_cards, publish
 from engine.client import EngineClient, EngineInfo, EngineLost, connect_engine
 from gateway.app import create_app
-from gateway.catalog import Catalog, ServedModel, read_model
 from gateway.clock import now_ms
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id, open_database
 from gateway.commands.pid_file import pid_file
 from gateway.in_flight import InFlight
 from gateway.logs import configure_logging
 from gateway.parts import Parts
+from gateway.prompts.model_catalog import Catalog, ServedModel, read_model
 from gateway.secret import load_server_secret
 from gateway.server import listening, serve, stop_at_end_of_stdin
 from gateway.settings import Settings

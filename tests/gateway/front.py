@@ -18,9 +18,9 @@ from engine.client import (
     Sampling,
 )
 from gateway.app import create_app
-from gateway.catalog import Catalog, ServedModel
 from gateway.ids import id_maker
 from gateway.parts import Parts
+from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.settings import Settings
 from tests.gateway.word_renderer import VOCAB_SIZE, WordRenderer, WordTokenizer
 

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from gateway.breakpoints import Breakpoint, Marker, effective_breakpoints, read_markers
-from gateway.conversation import read_blocks
 from gateway.errors import InvalidRequest
+from gateway.prompts.breakpoints import Breakpoint, Marker, effective_breakpoints, read_markers
+from gateway.prompts.conversation import read_blocks
 from tests.gateway.bodies import EPHEMERAL, EPHEMERAL_1H, read, text, turn
 from tests.gateway.word_renderer import WordRenderer
 

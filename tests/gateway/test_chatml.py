@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings, strategies
 from transformers import PreTrainedTokenizerFast
 
-from gateway.chatml import ChatmlRenderer
-from gateway.conversation import read_blocks
 from gateway.errors import ModelFolderError
-from gateway.prompt import RenderedPrompt, pack_tokens
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.chatml import ChatmlRenderer
+from gateway.prompts.conversation import read_blocks
+from gateway.prompts.rendered_prompt import RenderedPrompt, pack_tokens
+from gateway.prompts.tokenizer import Tokenizer
 from tests.gateway.bodies import read, text, turn
 from tests.models import default_model_dir
 

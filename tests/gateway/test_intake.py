@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.catalog import Catalog
-from gateway.conversation import Block
 from gateway.errors import InvalidRequest
-from gateway.intake import take_in
-from gateway.prompt import RenderedPrompt
+from gateway.prompts.conversation import Block
+from gateway.prompts.model_catalog import Catalog
+from gateway.prompts.parse import take_in
+from gateway.prompts.rendered_prompt import RenderedPrompt
 from tests.gateway.bodies import read, text, turn
 from tests.gateway.front import served
 

@@ -1,7 +1,7 @@
 from hashlib import sha256
 
-from gateway.prefix_hash import entry_keys, scope
-from gateway.prompt import RenderedPrompt, pack_tokens
+from gateway.prompts.prefix_hash import entry_keys, scope
+from gateway.prompts.rendered_prompt import RenderedPrompt, pack_tokens
 
 SCOPE = scope(workspace_id="wrk_1", model_id="wt", weights_digest="d")
 

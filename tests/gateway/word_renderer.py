@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
-from gateway.conversation import Block
-from gateway.prompt import RenderedPrompt, pack_tokens
+from gateway.prompts.conversation import Block
+from gateway.prompts.rendered_prompt import RenderedPrompt, pack_tokens
 
 VOCAB_SIZE = 49_152
 

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Iterable, Sequence
 
-from gateway.conversation import Block
-from gateway.prompt import RenderedPrompt, pack_tokens
+from gateway.prompts.conversation import Block
+from gateway.prompts.rendered_prompt import RenderedPrompt, pack_tokens
 
 VOCAB_SIZE = 1_000_000
 END_OF_TURN = 2

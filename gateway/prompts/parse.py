@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from anyio import to_thread
 
-from gateway.breakpoints import Breakpoint, effective_breakpoints, read_markers
-from gateway.catalog import Catalog, ServedModel
-from gateway.conversation import Block, read_blocks
 from gateway.errors import InvalidRequest
-from gateway.prompt import RenderedPrompt
+from gateway.prompts.breakpoints import Breakpoint, effective_breakpoints, read_markers
+from gateway.prompts.conversation import Block, read_blocks
+from gateway.prompts.model_catalog import Catalog, ServedModel
+from gateway.prompts.rendered_prompt import RenderedPrompt
 from gateway.wire.request import PromptRequest
 
 

@@ -2,7 +2,7 @@
 
 from hashlib import sha256
 
-from gateway.prompt import RenderedPrompt
+from gateway.prompts.rendered_prompt import RenderedPrompt
 
 
 def scope(*, workspace_id: str, model_id: str, weights_digest: str) -> bytes:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.client import EngineInfo
-from gateway.chatml import ChatmlRenderer
 from gateway.errors import ModelFolderError, NotFound
-from gateway.prompt import Renderer
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.chatml import ChatmlRenderer
+from gateway.prompts.rendered_prompt import Renderer
+from gateway.prompts.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from billing.meters import TtlClass
-from gateway.conversation import Block
 from gateway.errors import InvalidRequest
-from gateway.prompt import RenderedPrompt
+from gateway.prompts.conversation import Block
+from gateway.prompts.rendered_prompt import RenderedPrompt
 from gateway.wire.request import CacheControl
 
 MAX_MARKERS = 4  # the API's own limit, the automatic one included

@@ -13,10 +13,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.conversation import Block
 from gateway.errors import ModelFolderError
-from gateway.prompt import RenderedPrompt, pack_tokens
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.conversation import Block
+from gateway.prompts.rendered_prompt import RenderedPrompt, pack_tokens
+from gateway.prompts.tokenizer import Tokenizer
 
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.conversation import Block
+from gateway.prompts.conversation import Block
 
 
 @dataclass(frozen=True, slots=True)
