@@ -8,10 +8,10 @@ from fastapi import FastAPI
 
 from gateway import count_tokens, handlers, health, messages, models, records
 from gateway.edge import Edge
-from gateway.in_flight import InFlight
 from gateway.lease_reports import booking_leases
 from gateway.parts import Parts
 from gateway.recovery import keep_recovering
+from gateway.requests.open_requests import InFlight
 
 
 def create_app(parts: Parts) -> FastAPI:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
-from gateway.generation import Generation
+from gateway.requests.generation import Generation
 
 
 @asynccontextmanager

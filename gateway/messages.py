@@ -1,6 +1,6 @@
 """`POST /v1/messages`: from a body to an order, and from a generation to the answer.
 
-Between the two is `gateway.generation`: hold, engine and settlement, in a task of its own.
+Between the two is `gateway.requests.generation`: hold, engine and settlement, in a task of its own.
 """
 
 from fastapi import APIRouter, Request
@@ -9,11 +9,11 @@ from fastapi.responses import JSONResponse, Response
 from gateway.attendance import attended
 from gateway.auth import Customer, IgnoreEos, TheParts, Version
 from gateway.bodies import read_bytes
-from gateway.generation import Generation
-from gateway.in_flight import InFlight
-from gateway.orders import place_order
 from gateway.prompts.parse import take_in
-from gateway.reply import whole_message
+from gateway.requests.generation import Generation
+from gateway.requests.open_requests import InFlight
+from gateway.requests.order import place_order
+from gateway.requests.wire_messages import whole_message
 from gateway.stream import EventStream
 from gateway.wire.request import MessagesRequest, read_body
 

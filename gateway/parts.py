@@ -7,8 +7,8 @@ from billing.database import Database
 from engine.client import EngineClient
 from gateway.metrics import Metrics
 from gateway.prompts.model_catalog import Catalog
+from gateway.requests.entry_wait import WaitingRoom
 from gateway.settings import Settings
-from gateway.waiting import WaitingRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from billing.rating import PricedLine
 from billing.records import RequestRecord, request_record
 from gateway.auth import AnyCaller, TheParts
 from gateway.errors import NotFound
-from gateway.usage import usage_of
+from gateway.requests.usage import usage_of
 
 router = APIRouter()
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 from billing.errors import BillingError
 from billing.holds import open_holds
 from engine.client import EngineLost
-from gateway.closing import release_hold, settle_hold
-from gateway.in_flight import InFlight
 from gateway.parts import Parts
-from gateway.usage import bill_up_to
+from gateway.requests.finish import release_hold, settle_hold
+from gateway.requests.open_requests import InFlight
+from gateway.requests.usage import bill_up_to
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from gateway.attendance import attended
 from gateway.errors import error_body
-from gateway.generation import Generation
-from gateway.reply import message_end, message_start
+from gateway.requests.generation import Generation
+from gateway.requests.wire_messages import message_end, message_start
 from gateway.wire.events import (
     ContentBlockDelta,
     ContentBlockStart,

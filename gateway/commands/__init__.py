@@ -23,7 +23,7 @@ from gateway.commands import (
 )
 from gateway.commands.options import CommandError
 from gateway.errors import ModelFolderError
-from gateway.secret import ServerSecretError
+from gateway.requests.namespace import ServerSecretError
 from gateway.server import CannotListen
 from gateway.settings import variable_of
 

@@ -11,8 +11,8 @@ from billing.lease_reports import pin_costs
 from billing.price_cards import PriceCard, publish
 from billing.verification import verify
 from engine.client import GenerateRequest
-from gateway.orders import HeldOrder, hold_order, place_order
 from gateway.prompts.parse import take_in
+from gateway.requests.order import HeldOrder, hold_order, place_order
 from gateway.wire.request import MessagesRequest
 from tests.gateway.front import KEY, NOW_MS, Front, front
 from tests.gateway.stack import RATES, Stack, running_stack

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from billing.entries import Entry, PendingEntry
 from billing.meters import Quantities, split
-from gateway.lookup import entries_to_wait_for, keys_to_look_up, match_entries
 from gateway.prompts.breakpoints import Breakpoint
+from gateway.requests.lookup import entries_to_wait_for, keys_to_look_up, match_entries
 from tests.gateway.cache_oracle import TTL_MS, Oracle
 
 MIN_TOKENS = 5

@@ -16,8 +16,8 @@ from billing.meters import Meter
 from billing.settlement import release
 from billing.verification import verify
 from engine.plan import Plan
-from gateway.orders import AWAITED_MS_MAX
-from gateway.waiting import WAITING_MAX, EntryWait, WaitingRoom, WaitingRoomFull
+from gateway.requests.entry_wait import WAITING_MAX, EntryWait, WaitingRoom, WaitingRoomFull
+from gateway.requests.order import AWAITED_MS_MAX
 from tests.gateway.books import assert_books_agree
 from tests.gateway.stack import PATIENCE_SECONDS, MortalRunner, Stack, running_stack, word_config
 from tests.gateway.talk import Split, read_events, split_of, text, user

@@ -15,9 +15,9 @@ from billing.meters import Meter, Quantities
 from billing.settlement import release, settle
 from engine.client import EngineLost, EngineRecord, FinishReason
 from gateway.errors import ROWS, EngineFailed
-from gateway.ledger import write_with_retries
 from gateway.parts import Parts
-from gateway.usage import engine_facts
+from gateway.requests.ledger_writes import write_with_retries
+from gateway.requests.usage import engine_facts
 from gateway.wire.response import StopReason
 
 

@@ -12,12 +12,12 @@ from billing.price_cards import card_in_force
 from billing.rating import worst_case_nanos
 from engine.client import Breakpoint, EngineInfo, GenerateRequest, Sampling
 from gateway.errors import EngineReplaced, InvalidRequest
-from gateway.lookup import CacheMatch, entries_to_wait_for, keys_to_look_up, match_entries
 from gateway.parts import Parts
 from gateway.prompts.model_catalog import ServedModel
 from gateway.prompts.parse import Intake
 from gateway.prompts.prefix_hash import entry_keys, scope
-from gateway.secret import namespace
+from gateway.requests.lookup import CacheMatch, entries_to_wait_for, keys_to_look_up, match_entries
+from gateway.requests.namespace import namespace
 from gateway.wire.request import MessagesRequest
 
 TTL_CLASSES: tuple[TtlClass, ...] = ("5m", "1h")

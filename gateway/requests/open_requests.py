@@ -5,9 +5,9 @@ import logging
 from collections.abc import Collection
 
 from gateway.errors import Overloaded
-from gateway.generation import Generation
-from gateway.orders import Order
 from gateway.parts import Parts
+from gateway.requests.generation import Generation
+from gateway.requests.order import Order
 from gateway.shutdown import SETTLING_SECONDS
 
 log = logging.getLogger(__name__)

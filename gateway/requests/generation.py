@@ -35,15 +35,15 @@ from engine.client import (
     Tokens,
 )
 from engine.client import Generation as EngineGeneration
-from gateway.closing import release_hold, settle_hold
 from gateway.errors import EngineFailed, EngineReplaced, GatewayError, Overloaded, rejection
-from gateway.ledger import LedgerUnavailable, write
-from gateway.opening import open_hold_in_turn
-from gateway.orders import Order, require_model
-from gateway.output import OutputText
 from gateway.parts import Parts
-from gateway.usage import CacheOutcome, bill_up_to, cache_outcome, granted_writes
-from gateway.waiting import EntryWait
+from gateway.requests.entry_wait import EntryWait
+from gateway.requests.finish import release_hold, settle_hold
+from gateway.requests.ledger_writes import LedgerUnavailable, write
+from gateway.requests.opening import open_hold_in_turn
+from gateway.requests.order import Order, require_model
+from gateway.requests.output import OutputText
+from gateway.requests.usage import CacheOutcome, bill_up_to, cache_outcome, granted_writes
 from gateway.wire.response import StopReason
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """The words around an answer: how it starts, how it ends, and both at once."""
 
-from gateway.generation import Ending
-from gateway.orders import Order
-from gateway.usage import CacheOutcome, delta_usage_of, usage_of
+from gateway.requests.generation import Ending
+from gateway.requests.order import Order
+from gateway.requests.usage import CacheOutcome, delta_usage_of, usage_of
 from gateway.wire.events import MessageDelta, MessageStart, StopDelta
 from gateway.wire.response import Message, TextContent
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from gateway.prompts.tokenizer import Detokenizer
-from gateway.stop_strings import StopStrings
+from gateway.requests.stop_strings import StopStrings
 
 
 class OutputText:

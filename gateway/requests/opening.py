@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from gateway.ledger import write
-from gateway.orders import HeldOrder, Order, hold_order
 from gateway.parts import Parts
-from gateway.waiting import EntryWait, WaitingRoomFull
+from gateway.requests.entry_wait import EntryWait, WaitingRoomFull
+from gateway.requests.ledger_writes import write
+from gateway.requests.order import HeldOrder, Order, hold_order
 
 
 async def open_hold_in_turn(order: Order, *, parts: Parts, wait: EntryWait) -> HeldOrder:
