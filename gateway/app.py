@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from gateway import count_tokens, handlers, health, messages, models, records
-from gateway.edge import Edge
+from gateway import count_tokens, health, messages, models, records
+from gateway.http import error_responses
+from gateway.http.edge import Edge
 from gateway.lease_reports import booking_leases
 from gateway.parts import Parts
 from gateway.recovery import keep_recovering
@@ -36,6 +37,6 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.in_flight = in_flight
     for module in (messages, count_tokens, models, records, health):
         app.include_router(module.router)
-    handlers.install(app)
+    error_responses.install(app)
     app.add_middleware(Edge, now_ms=parts.now_ms, new_id=parts.new_id, metrics=parts.metrics)
     return app

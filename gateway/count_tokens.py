@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Request
 
-from gateway.auth import Customer, TheParts, Version
-from gateway.bodies import read_bytes
+from gateway.http.auth import Customer, TheParts, Version
+from gateway.http.bodies import read_bytes
 from gateway.prompts.parse import take_in
 from gateway.wire.request import CountTokensRequest, read_body
 from gateway.wire.response import TokenCount

@@ -6,15 +6,15 @@ Between the two is `gateway.requests.generation`: hold, engine and settlement, i
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from gateway.attendance import attended
-from gateway.auth import Customer, IgnoreEos, TheParts, Version
-from gateway.bodies import read_bytes
+from gateway.http.auth import Customer, IgnoreEos, TheParts, Version
+from gateway.http.bodies import read_bytes
+from gateway.http.disconnect import attended
+from gateway.http.event_stream import EventStream
 from gateway.prompts.parse import take_in
 from gateway.requests.generation import Generation
 from gateway.requests.open_requests import InFlight
 from gateway.requests.order import place_order
 from gateway.requests.wire_messages import whole_message
-from gateway.stream import EventStream
 from gateway.wire.request import MessagesRequest, read_body
 
 router = APIRouter()

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from gateway.auth import AnyCaller, TheParts, Version
 from gateway.errors import InvalidRequest
+from gateway.http.auth import AnyCaller, TheParts, Version
 from gateway.prompts.model_catalog import ServedModel
 from gateway.wire.response import Model, ModelPage
 

@@ -10,8 +10,8 @@ from billing.facts import EngineFacts
 from billing.lease_reports import LeaseReport
 from billing.rating import PricedLine
 from billing.records import RequestRecord, request_record
-from gateway.auth import AnyCaller, TheParts
 from gateway.errors import NotFound
+from gateway.http.auth import AnyCaller, TheParts
 from gateway.requests.usage import usage_of
 
 router = APIRouter()

@@ -23,8 +23,8 @@ from gateway.commands import (
 )
 from gateway.commands.options import CommandError
 from gateway.errors import ModelFolderError
+from gateway.http.http_server import CannotListen
 from gateway.requests.namespace import ServerSecretError
-from gateway.server import CannotListen
 from gateway.settings import variable_of
 
 app = typer.Typer(

@@ -17,12 +17,12 @@ from gateway.app import create_app
 from gateway.clock import now_ms
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id, open_database
 from gateway.commands.pid_file import pid_file
+from gateway.http.http_server import listening, serve, stop_at_end_of_stdin
 from gateway.logs import configure_logging
 from gateway.parts import Parts
 from gateway.prompts.model_catalog import Catalog, ServedModel, read_model
 from gateway.requests.namespace import load_server_secret
 from gateway.requests.open_requests import InFlight
-from gateway.server import listening, serve, stop_at_end_of_stdin
 from gateway.settings import Settings
 from gateway.shutdown import RUNNING_SECONDS
 from gateway.worker import sweeping

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway import connection
 from gateway.app import create_app
-from gateway.connection import MAX_HEAD_BYTES
-from gateway.server import listening, serve
+from gateway.http import connection
+from gateway.http.connection import MAX_HEAD_BYTES
+from gateway.http.http_server import listening, serve
 from tests.gateway.front import front
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"

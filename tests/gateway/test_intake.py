@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from tests.gateway.bodies import read, text, turn
 
 from gateway.errors import InvalidRequest
 from gateway.prompts.conversation import Block
 from gateway.prompts.model_catalog import Catalog
 from gateway.prompts.parse import take_in
 from gateway.prompts.rendered_prompt import RenderedPrompt
-from tests.gateway.bodies import read, text, turn
 from tests.gateway.front import served
 
 

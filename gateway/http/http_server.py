@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 from typing_extensions import override
 
-from gateway.connection import Connection
+from gateway.http.connection import Connection
 from gateway.shutdown import CONNECTIONS_SECONDS
 
 BACKLOG = 1024

@@ -9,8 +9,8 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.attendance import attended
 from gateway.errors import error_body
+from gateway.http.disconnect import attended
 from gateway.requests.generation import Generation
 from gateway.requests.wire_messages import message_end, message_start
 from gateway.wire.events import (
