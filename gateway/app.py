@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from gateway import count_tokens, health, messages, models, records
 from gateway.http import error_responses
 from gateway.http.edge import Edge
 from gateway.lease_reports import booking_leases
 from gateway.parts import Parts
 from gateway.recovery import keep_recovering
 from gateway.requests.open_requests import InFlight
+from gateway.routes import count_tokens, health, messages, models, request_records
 
 
 def create_app(parts: Parts) -> FastAPI:
@@ -35,7 +35,7 @@ def create_app(parts: Parts) -> FastAPI:
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.parts = parts
     app.state.in_flight = in_flight
-    for module in (messages, count_tokens, models, records, health):
+    for module in (messages, count_tokens, models, request_records, health):
         app.include_router(module.router)
     error_responses.install(app)
     app.add_middleware(Edge, now_ms=parts.now_ms, new_id=parts.new_id, metrics=parts.metrics)
