@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from gateway.background.lease_reports import booking_leases
+from gateway.background.recovery import keep_recovering
 from gateway.http import error_responses
 from gateway.http.edge import Edge
-from gateway.lease_reports import booking_leases
 from gateway.parts import Parts
-from gateway.recovery import keep_recovering
 from gateway.requests.open_requests import InFlight
 from gateway.routes import count_tokens, health, messages, models, request_records
 

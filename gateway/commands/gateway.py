@@ -14,6 +14,7 @@ from billing.database import Database
 from billing.price_cards import default_cards_path, load_cards, publish
 from engine.client import EngineClient, EngineInfo, EngineLost, connect_engine
 from gateway.app import create_app
+from gateway.background.entry_sweep import sweeping
 from gateway.clock import now_ms
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id, open_database
 from gateway.commands.pid_file import pid_file
@@ -25,7 +26,6 @@ from gateway.requests.namespace import load_server_secret
 from gateway.requests.open_requests import InFlight
 from gateway.settings import Settings
 from gateway.shutdown import RUNNING_SECONDS
-from gateway.worker import sweeping
 
 ENGINE_WAIT_SECONDS = 0.5  # between two looks at whether we are told to stop
 
