@@ -8,9 +8,9 @@ from fastapi import FastAPI
 
 from gateway.background.lease_reports import booking_leases
 from gateway.background.recovery import keep_recovering
+from gateway.dependencies import Parts
 from gateway.http import error_responses
 from gateway.http.edge import Edge
-from gateway.parts import Parts
 from gateway.requests.open_requests import InFlight
 from gateway.routes import count_tokens, health, messages, models, request_records
 

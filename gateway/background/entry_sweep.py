@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from billing.entries import sweep
 from billing.errors import BillingError
-from gateway.parts import Parts
+from gateway.dependencies import Parts
 
 log = logging.getLogger(__name__)
 

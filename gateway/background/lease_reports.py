@@ -15,7 +15,7 @@ from functools import partial
 from billing.lease_reports import LeaseReport as BookedReport
 from billing.lease_reports import book_lease_reports
 from engine.client import LeaseReport
-from gateway.parts import Parts
+from gateway.dependencies import Parts
 from gateway.requests.ledger_writes import LedgerUnavailable, write
 
 log = logging.getLogger(__name__)

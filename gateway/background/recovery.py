@@ -11,7 +11,7 @@ from contextlib import suppress
 from billing.errors import BillingError
 from billing.holds import open_holds
 from engine.client import EngineLost
-from gateway.parts import Parts
+from gateway.dependencies import Parts
 from gateway.requests.finish import release_hold, settle_hold
 from gateway.requests.open_requests import InFlight
 from gateway.requests.usage import bill_up_to

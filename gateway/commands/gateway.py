@@ -18,9 +18,9 @@ from gateway.background.entry_sweep import sweeping
 from gateway.clock import now_ms
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id, open_database
 from gateway.commands.pid_file import pid_file
+from gateway.dependencies import Parts
 from gateway.http.http_server import listening, serve, stop_at_end_of_stdin
 from gateway.logs import configure_logging
-from gateway.parts import Parts
 from gateway.prompts.model_catalog import Catalog, ServedModel, read_model
 from gateway.requests.namespace import load_server_secret
 from gateway.requests.open_requests import InFlight

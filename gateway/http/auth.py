@@ -5,8 +5,8 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from billing.customers import Caller, find_caller
+from gateway.dependencies import Parts
 from gateway.errors import AuthenticationFailed, InvalidRequest, PermissionRefused
-from gateway.parts import Parts
 from gateway.wire.request import ApiVersion
 
 API_VERSIONS: tuple[ApiVersion, ...] = ("2023-06-01", "2026-10-21")

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from gateway.dependencies import Parts
 from gateway.errors import (
     GatewayError,
     InvalidRequest,
@@ -25,7 +26,6 @@ from gateway.errors import (
     error_body,
     row_of,
 )
-from gateway.parts import Parts
 
 log = logging.getLogger(__name__)
 

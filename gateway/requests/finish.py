@@ -14,8 +14,8 @@ from billing.facts import is_failure
 from billing.meters import Meter, Quantities
 from billing.settlement import release, settle
 from engine.client import EngineLost, EngineRecord, FinishReason
+from gateway.dependencies import Parts
 from gateway.errors import ROWS, EngineFailed
-from gateway.parts import Parts
 from gateway.requests.ledger_writes import write_with_retries
 from gateway.requests.usage import engine_facts
 from gateway.wire.response import StopReason

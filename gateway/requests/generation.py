@@ -35,8 +35,8 @@ from engine.client import (
     Tokens,
 )
 from engine.client import Generation as EngineGeneration
+from gateway.dependencies import Parts
 from gateway.errors import EngineFailed, EngineReplaced, GatewayError, Overloaded, rejection
-from gateway.parts import Parts
 from gateway.requests.entry_wait import EntryWait
 from gateway.requests.finish import release_hold, settle_hold
 from gateway.requests.ledger_writes import LedgerUnavailable, write

@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from billing.errors import WriterUnavailable
+from gateway.dependencies import Parts
 from gateway.errors import Overloaded
-from gateway.parts import Parts
 
 log = logging.getLogger(__name__)
 

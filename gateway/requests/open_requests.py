@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Collection
 
+from gateway.dependencies import Parts
 from gateway.errors import Overloaded
-from gateway.parts import Parts
 from gateway.requests.generation import Generation
 from gateway.requests.order import Order
 from gateway.shutdown import SETTLING_SECONDS

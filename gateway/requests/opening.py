@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from gateway.parts import Parts
+from gateway.dependencies import Parts
 from gateway.requests.entry_wait import EntryWait, WaitingRoomFull
 from gateway.requests.ledger_writes import write
 from gateway.requests.order import HeldOrder, Order, hold_order

@@ -11,8 +11,8 @@ from billing.meters import TtlClass
 from billing.price_cards import card_in_force
 from billing.rating import worst_case_nanos
 from engine.client import Breakpoint, EngineInfo, GenerateRequest, Sampling
+from gateway.dependencies import Parts
 from gateway.errors import EngineReplaced, InvalidRequest
-from gateway.parts import Parts
 from gateway.prompts.model_catalog import ServedModel
 from gateway.prompts.parse import Intake
 from gateway.prompts.prefix_hash import entry_keys, scope

@@ -14,9 +14,9 @@ from typing_extensions import override
 from billing.errors import BillingError
 from billing.schema import require_head
 from engine.client import EngineInfo, EngineLost
+from gateway.dependencies import Parts
 from gateway.errors import NotReady
 from gateway.http.auth import TheParts
-from gateway.parts import Parts
 
 router = APIRouter()
 

@@ -18,8 +18,8 @@ from engine.client import (
     Sampling,
 )
 from gateway.app import create_app
+from gateway.dependencies import Parts
 from gateway.ids import id_maker
-from gateway.parts import Parts
 from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.settings import Settings
 from tests.gateway.word_renderer import VOCAB_SIZE, WordRenderer, WordTokenizer

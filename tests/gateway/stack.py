@@ -28,8 +28,8 @@ from engine.client import Sampling, connect_engine
 from engine.config import EngineConfig
 from engine.plan import Plan
 from gateway.app import create_app
+from gateway.dependencies import Parts
 from gateway.ids import id_maker
-from gateway.parts import Parts
 from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.settings import Settings
 from tests.engine.harness import Clock, RunningEngine, running_engine
