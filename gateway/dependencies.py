@@ -12,7 +12,7 @@ from gateway.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Dependencies:
     """Everything a request uses that is not in the request.
 
     secret    the server secret behind every namespace

@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from billing.entries import sweep
 from billing.errors import BillingError
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 
 log = logging.getLogger(__name__)
 
@@ -17,20 +17,20 @@ SWEEP_SECONDS = 60.0  # an expired entry is never read; sweeping only keeps the 
 
 
 @asynccontextmanager
-async def sweeping(parts: Parts) -> AsyncIterator[None]:
+async def sweeping(deps: Dependencies) -> AsyncIterator[None]:
     """Remove expired cache entries once a minute while the block runs."""
-    task = asyncio.create_task(_keep_sweeping(parts), name="sweep")
+    task = asyncio.create_task(_keep_sweeping(deps), name="sweep")
     try:
         yield
     finally:
         task.cancel()
 
 
-async def _keep_sweeping(parts: Parts) -> None:
+async def _keep_sweeping(deps: Dependencies) -> None:
     while True:
-        now_ms = parts.now_ms()
+        now_ms = deps.now_ms()
         try:
-            await parts.database.write(lambda conn: sweep(conn, now_ms=now_ms))  # noqa: B023
+            await deps.database.write(lambda conn: sweep(conn, now_ms=now_ms))  # noqa: B023
         except (BillingError, SQLAlchemyError):
             log.warning("sweep_failed", exc_info=True)
         await asyncio.sleep(SWEEP_SECONDS)

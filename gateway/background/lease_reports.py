@@ -15,7 +15,7 @@ from functools import partial
 from billing.lease_reports import LeaseReport as BookedReport
 from billing.lease_reports import book_lease_reports
 from engine.client import LeaseReport
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.requests.ledger_writes import LedgerUnavailable, write
 
 log = logging.getLogger(__name__)
@@ -25,12 +25,12 @@ UNBOOKED_MAX = 10_000  # leases, while the database is away; the oldest are forg
 
 
 @asynccontextmanager
-async def booking_leases(parts: Parts) -> AsyncIterator[None]:
+async def booking_leases(deps: Dependencies) -> AsyncIterator[None]:
     """Book lease reports as they come while the block runs, and at its end what is left."""
     inbox = _Inbox()
     tasks = [
-        asyncio.create_task(_take_in(parts, inbox), name="lease reports in"),
-        asyncio.create_task(_keep_booking(parts, inbox), name="lease reports out"),
+        asyncio.create_task(_take_in(deps, inbox), name="lease reports in"),
+        asyncio.create_task(_keep_booking(deps, inbox), name="lease reports out"),
     ]
     try:
         yield
@@ -39,7 +39,7 @@ async def booking_leases(parts: Parts) -> AsyncIterator[None]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(LedgerUnavailable):
-            await _book(parts, inbox.take())
+            await _book(deps, inbox.take())
 
 
 class _Inbox:
@@ -72,17 +72,17 @@ class _Inbox:
             self._reports.pop(next(iter(self._reports)))
 
 
-async def _take_in(parts: Parts, inbox: _Inbox) -> None:
-    async for report in parts.engine.lease_reports():
+async def _take_in(deps: Dependencies, inbox: _Inbox) -> None:
+    async for report in deps.engine.lease_reports():
         inbox.put(report)
 
 
-async def _keep_booking(parts: Parts, inbox: _Inbox) -> None:
+async def _keep_booking(deps: Dependencies, inbox: _Inbox) -> None:
     while True:
         await inbox.arrived.wait()
         reports = inbox.take()
         try:
-            await _book(parts, reports)
+            await _book(deps, reports)
         except LedgerUnavailable:  # the log has it
             inbox.put_back(reports)
             await asyncio.sleep(AGAIN_SECONDS)
@@ -91,8 +91,8 @@ async def _keep_booking(parts: Parts, inbox: _Inbox) -> None:
             raise
 
 
-async def _book(parts: Parts, reports: Sequence[LeaseReport]) -> None:
+async def _book(deps: Dependencies, reports: Sequence[LeaseReport]) -> None:
     if not reports:
         return
     booked = [BookedReport(**asdict(report)) for report in reports]
-    await write(parts, partial(book_lease_reports, reports=booked, reported_at_ms=parts.now_ms()))
+    await write(deps, partial(book_lease_reports, reports=booked, reported_at_ms=deps.now_ms()))

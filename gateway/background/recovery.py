@@ -11,7 +11,7 @@ from contextlib import suppress
 from billing.errors import BillingError
 from billing.holds import open_holds
 from engine.client import EngineLost
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.requests.finish import release_hold, settle_hold
 from gateway.requests.open_requests import InFlight
 from gateway.requests.usage import bill_up_to
@@ -23,7 +23,7 @@ AGAIN_SECONDS = 0.5  # while the engine still works on a hold's request, or cann
 IDLE_SECONDS = 60.0  # nothing is known to be open: look all the same
 
 
-async def keep_recovering(parts: Parts, in_flight: InFlight) -> None:
+async def keep_recovering(deps: Dependencies, in_flight: InFlight) -> None:
     """Recover at start, whenever a request left its hold open, and once a minute; until cancelled.
 
     One gateway a database: a hold of another living gateway would be taken for one of a dead one.
@@ -31,8 +31,8 @@ async def keep_recovering(parts: Parts, in_flight: InFlight) -> None:
     while True:
         in_flight.hold_left_open.clear()
         try:
-            await parts.engine.ready(ENGINE_WAIT_SECONDS)
-            num_left = await recover_holds(parts, in_flight)
+            await deps.engine.ready(ENGINE_WAIT_SECONDS)
+            num_left = await recover_holds(deps, in_flight)
         except EngineLost as error:
             log.warning("recovery_waits_for_engine", extra={"reason": str(error)})
             num_left = 1
@@ -44,29 +44,29 @@ async def keep_recovering(parts: Parts, in_flight: InFlight) -> None:
                 await in_flight.hold_left_open.wait()
 
 
-async def recover_holds(parts: Parts, in_flight: InFlight) -> int:
+async def recover_holds(deps: Dependencies, in_flight: InFlight) -> int:
     """Close every open hold whose request is not alive here; returns how many must be asked again.
 
     Who is alive is asked after the holds were read: a request that ended in between is only closed
     a second time, which changes nothing, but one that began in between would be taken for dead.
     """
-    holds = await parts.database.read(open_holds)
+    holds = await deps.database.read(open_holds)
     alive = in_flight.request_ids
     orphans = [hold for hold in holds if hold.request_id not in alive]
     if not orphans:
         return 0
-    records = await parts.engine.lookup([hold.request_id for hold in orphans])
+    records = await deps.engine.lookup([hold.request_id for hold in orphans])
     num_left = 0
     for request_id in (hold.request_id for hold in orphans):
         try:
             if request_id not in records:
-                await release_hold(parts, request_id, reason="never_admitted")
+                await release_hold(deps, request_id, reason="never_admitted")
                 log.info("hold_recovered", extra={"request_id": request_id, "admitted": False})
             elif (record := records[request_id]) is None:
                 num_left += 1  # queued or running: the engine has yet to see that nobody listens
             else:
                 cut = in_flight.stop_string_cuts.get(request_id)
-                await settle_hold(parts, bill_up_to(record, cut), stop_reason=None, answered=False)
+                await settle_hold(deps, bill_up_to(record, cut), stop_reason=None, answered=False)
                 in_flight.stop_string_cuts.pop(request_id, None)
                 log.info("hold_recovered", extra={"request_id": request_id, "admitted": True})
         except BillingError:

@@ -18,7 +18,7 @@ from gateway.background.entry_sweep import sweeping
 from gateway.clock import now_ms
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id, open_database
 from gateway.commands.pid_file import pid_file
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.http.http_server import listening, serve, stop_at_end_of_stdin
 from gateway.logs import configure_logging
 from gateway.prompts.model_catalog import Catalog, ServedModel, read_model
@@ -63,7 +63,7 @@ async def _run(
         info = await _first_info(engine, stop)
         if info is None:
             return
-        parts = Parts(
+        deps = Dependencies(
             settings=settings,
             engine=engine,
             database=database,
@@ -73,9 +73,9 @@ async def _run(
             now_ms=now_ms,
             new_id=new_id,
         )
-        app = create_app(parts)
+        app = create_app(deps)
         in_flight: InFlight = app.state.in_flight
-        async with sweeping(parts):
+        async with sweeping(deps):
             await serve(app, listener, stop=stop, drain=lambda: in_flight.drain(RUNNING_SECONDS))
     finally:
         await engine.close()

@@ -5,16 +5,16 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from billing.customers import Caller, find_caller
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.errors import AuthenticationFailed, InvalidRequest, PermissionRefused
 from gateway.wire.request import ApiVersion
 
 API_VERSIONS: tuple[ApiVersion, ...] = ("2023-06-01", "2026-10-21")
 
 
-def parts_of(request: Request) -> Parts:
-    """The parts this application was made of."""
-    return cast("Parts", request.app.state.parts)
+def dependencies_of(request: Request) -> Dependencies:
+    """The dependencies that this application was composed of."""
+    return cast("Dependencies", request.app.state.deps)
 
 
 async def any_caller(request: Request) -> Caller:
@@ -23,7 +23,7 @@ async def any_caller(request: Request) -> Caller:
     Raises AuthenticationFailed, or PermissionRefused if the request names another workspace.
     """
     secret, name = _credential(request)
-    caller = await parts_of(request).database.read(lambda conn: find_caller(conn, secret))
+    caller = await dependencies_of(request).database.read(lambda conn: find_caller(conn, secret))
     if caller is None:
         raise AuthenticationFailed(f"invalid {name}")
     request.state.caller = caller
@@ -65,7 +65,7 @@ AnyCaller = Annotated[Caller, Depends(any_caller)]
 Customer = Annotated[Caller, Depends(customer)]
 Version = Annotated[ApiVersion, Depends(api_version)]
 IgnoreEos = Annotated[bool, Depends(ignore_eos)]
-TheParts = Annotated[Parts, Depends(parts_of)]
+Deps = Annotated[Dependencies, Depends(dependencies_of)]
 
 
 def _credential(request: Request) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.errors import (
     GatewayError,
     InvalidRequest,
@@ -104,10 +104,10 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _answer(self, error: GatewayError) -> bytes:
-        parts = cast("Parts", cast("FastAPI", self.config.app).state.parts)
-        request_id, row = parts.new_id("req"), row_of(error)
+        deps = cast("Dependencies", cast("FastAPI", self.config.app).state.deps)
+        request_id, row = deps.new_id("req"), row_of(error)
         log.info("request_refused", extra={"request_id": request_id, "status": row.status})
-        parts.metrics.requests.labels("none", str(row.status)).inc()
+        deps.metrics.requests.labels("none", str(row.status)).inc()
         response = JSONResponse(
             error_body(error, request_id=request_id).model_dump(),
             headers={"request-id": request_id, "connection": "close"},

@@ -14,7 +14,7 @@ from billing.facts import is_failure
 from billing.meters import Meter, Quantities
 from billing.settlement import release, settle
 from engine.client import EngineLost, EngineRecord, FinishReason
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.errors import ROWS, EngineFailed
 from gateway.requests.ledger_writes import write_with_retries
 from gateway.requests.usage import engine_facts
@@ -22,7 +22,7 @@ from gateway.wire.response import StopReason
 
 
 async def settle_hold(
-    parts: Parts,
+    deps: Dependencies,
     record: EngineRecord,
     *,
     stop_reason: StopReason | None,
@@ -37,33 +37,33 @@ async def settle_hold(
     open then.
     """
     settlement = await write_with_retries(
-        parts,
+        deps,
         partial(
             settle,
             request_id=record.request_id,
             facts=engine_facts(record),
-            ended_at_ms=parts.now_ms(),
+            ended_at_ms=deps.now_ms(),
             stop_reason=stop_reason,
             error_type=_error_type(record.finish_reason),
             first_token_at_ms=first_token_at_ms,
             answered=answered,
         ),
     )
-    parts.waiting_room.wake(record.request_id)
+    deps.waiting_room.wake(record.request_id)
     quantities = settlement.record.quantities
     if not settlement.repeated:
         for meter in Meter:
-            parts.metrics.tokens.labels(meter).inc(quantities.of(meter))
+            deps.metrics.tokens.labels(meter).inc(quantities.of(meter))
     return quantities
 
 
-async def release_hold(parts: Parts, request_id: str, *, reason: str) -> None:
+async def release_hold(deps: Dependencies, request_id: str, *, reason: str) -> None:
     """Charge nothing and take back the pending entries. Raises LedgerUnavailable likewise."""
     await write_with_retries(
-        parts,
-        partial(release, request_id=request_id, reason=reason, ended_at_ms=parts.now_ms()),
+        deps,
+        partial(release, request_id=request_id, reason=reason, ended_at_ms=deps.now_ms()),
     )
-    parts.waiting_room.wake(request_id)
+    deps.waiting_room.wake(request_id)
 
 
 def _error_type(reason: FinishReason) -> str | None:

@@ -35,7 +35,7 @@ from engine.client import (
     Tokens,
 )
 from engine.client import Generation as EngineGeneration
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.errors import EngineFailed, EngineReplaced, GatewayError, Overloaded, rejection
 from gateway.requests.entry_wait import EntryWait
 from gateway.requests.finish import release_hold, settle_hold
@@ -71,10 +71,10 @@ class Generation:
     what the request failed with. `hold_is_open` tells whether the ledger still waits for its end.
     """
 
-    def __init__(self, order: Order, *, parts: Parts) -> None:
+    def __init__(self, order: Order, *, deps: Dependencies) -> None:
         self.order = order
         self.hold_is_open = False
-        self._parts = parts
+        self._deps = deps
         loop = asyncio.get_running_loop()
         self._admitted: asyncio.Future[CacheOutcome] = loop.create_future()
         self._ended: asyncio.Future[Ending] = loop.create_future()
@@ -83,9 +83,9 @@ class Generation:
         self._engine_generation: EngineGeneration | None = None
         self._stopped_by: Exception | None = None
         self._wait = EntryWait(
-            parts.waiting_room,
-            boot_id=parts.boot_id,
-            seconds=parts.settings.cache_wait_seconds,
+            deps.waiting_room,
+            boot_id=deps.boot_id,
+            seconds=deps.settings.cache_wait_seconds,
         )
         self._first_token_at_ms: int | None = None
         self._output = OutputText(
@@ -150,7 +150,7 @@ class Generation:
         self._news.set()
 
     async def _answer(self) -> Ending:
-        held = await open_hold_in_turn(self.order, parts=self._parts, wait=self._wait)
+        held = await open_hold_in_turn(self.order, deps=self._deps, wait=self._wait)
         self.hold_is_open = True
         try:
             self._engine_generation = engine_generation = self._submit(held.request)
@@ -178,9 +178,9 @@ class Generation:
 
         Raises EngineLost or EngineReplaced; the engine has not seen the request then.
         """
-        if (info := self._parts.engine.info) is not None:
+        if (info := self._deps.engine.info) is not None:
             require_model(info, self.order.intake.model)
-        return self._parts.engine.generate(request)
+        return self._deps.engine.generate(request)
 
     async def _follow(self, engine_generation: EngineGeneration, hold: Hold) -> Finished | Rejected:
         """Take the engine's events as they come, and return the last one."""
@@ -210,15 +210,15 @@ class Generation:
     async def _change_entries(self, change: Callable[..., None]) -> None:
         request_id = self.order.request_id
         try:
-            await write(self._parts, partial(change, request_id=request_id))
+            await write(self._deps, partial(change, request_id=request_id))
         except LedgerUnavailable:
             # Not lost: settlement makes paid entries live and removes the others.
             log.warning("entries_not_changed_yet", extra={"request_id": request_id})
-        self._parts.waiting_room.wake(request_id)
+        self._deps.waiting_room.wake(request_id)
 
     def _take(self, ids: tuple[int, ...], engine_generation: EngineGeneration) -> None:
         if self._first_token_at_ms is None:
-            self._first_token_at_ms = self._parts.now_ms()
+            self._first_token_at_ms = self._deps.now_ms()
         self._show(self._output.push(ids))
         if self.stopped_at is not None:
             # Said again for each overrun token that was on its way; it changes nothing then.
@@ -239,7 +239,7 @@ class Generation:
         record = bill_up_to(record, self.stopped_at)
         stop_reason = self._stop_reason(record.finish_reason)
         quantities = await settle_hold(
-            self._parts,
+            self._deps,
             record,
             stop_reason=stop_reason,
             first_token_at_ms=self._first_token_at_ms,
@@ -253,7 +253,7 @@ class Generation:
         raise EngineFailed("The engine failed on this request")
 
     async def _release(self, reason: str) -> None:
-        await release_hold(self._parts, self.order.request_id, reason=reason)
+        await release_hold(self._deps, self.order.request_id, reason=reason)
         self.hold_is_open = False
 
     def _stop_reason(self, reason: FinishReason) -> StopReason | None:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from billing.errors import WriterUnavailable
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.errors import Overloaded
 
 log = logging.getLogger(__name__)
@@ -28,21 +28,21 @@ class LedgerUnavailable(Overloaded):
     """The database did not take a write; it may or may not have happened."""
 
 
-async def write(parts: Parts, operation: Callable[[Connection], T]) -> T:
+async def write(deps: Dependencies, operation: Callable[[Connection], T]) -> T:
     """Commit one operation. Raises LedgerUnavailable, or the operation's own BillingError."""
     try:
         async with asyncio.timeout(WRITE_SECONDS_MAX):
-            return await parts.database.write(operation)
+            return await deps.database.write(operation)
     except (SQLAlchemyError, WriterUnavailable, TimeoutError) as error:
         log.warning("ledger_write_failed", exc_info=True)
         raise LedgerUnavailable("The ledger cannot be written now; try again") from error
 
 
-async def write_with_retries(parts: Parts, operation: Callable[[Connection], T]) -> T:
+async def write_with_retries(deps: Dependencies, operation: Callable[[Connection], T]) -> T:
     """`write` for an operation that does nothing the second time."""
     for pause_seconds in RETRY_PAUSES_SECONDS:
         try:
-            return await write(parts, operation)
+            return await write(deps, operation)
         except LedgerUnavailable:
             await asyncio.sleep(pause_seconds)
-    return await write(parts, operation)
+    return await write(deps, operation)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Collection
 
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.errors import Overloaded
 from gateway.requests.generation import Generation
 from gateway.requests.order import Order
@@ -21,10 +21,10 @@ class InFlight:
                       journal may not know of them
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, deps: Dependencies) -> None:
         self.hold_left_open = asyncio.Event()
         self.stop_string_cuts: dict[str, int] = {}
-        self._parts = parts
+        self._deps = deps
         self._tasks: dict[asyncio.Task[None], Generation] = {}
         self._is_draining = False
 
@@ -37,7 +37,7 @@ class InFlight:
         """Start a request's life. Raises Overloaded once the process is draining."""
         if self._is_draining:
             raise Overloaded("The server is restarting; try again")
-        generation = Generation(order, parts=self._parts)
+        generation = Generation(order, deps=self._deps)
         task = asyncio.create_task(generation.run(), name=order.request_id)
         self._tasks[task] = generation
         task.add_done_callback(self._forget)

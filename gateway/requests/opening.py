@@ -2,30 +2,30 @@
 
 from functools import partial
 
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.requests.entry_wait import EntryWait, WaitingRoomFull
 from gateway.requests.ledger_writes import write
 from gateway.requests.order import HeldOrder, Order, hold_order
 
 
-async def open_hold_in_turn(order: Order, *, parts: Parts, wait: EntryWait) -> HeldOrder:
+async def open_hold_in_turn(order: Order, *, deps: Dependencies, wait: EntryWait) -> HeldOrder:
     """Open the order's hold after whatever wait is due; while it waits there is nothing to undo.
 
     Of several that waited for a write that failed, the first to come back writes, and the others
     find its entry pending. Raises what the wait was stopped with, WaitingRoomFull,
     LedgerUnavailable, InsufficientBalance or UnknownPrice.
     """
-    waits = parts.metrics.cache_waits
+    waits = deps.metrics.cache_waits
     awaited_tokens = 0
     while True:
         found = await write(
-            parts, partial(hold_order, order=order, parts=parts, may_wait=wait.is_allowed)
+            deps, partial(hold_order, order=order, deps=deps, may_wait=wait.is_allowed)
         )
         if isinstance(found, HeldOrder):
             break
         awaited_tokens = found[0].tokens
         try:
-            with parts.metrics.cache_waiting.track_inprogress():
+            with deps.metrics.cache_waiting.track_inprogress():
                 await wait.until_changed(found)
         except Exception as error:
             waits.labels("refused" if isinstance(error, WaitingRoomFull) else "stopped").inc()

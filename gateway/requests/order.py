@@ -11,7 +11,7 @@ from billing.meters import TtlClass
 from billing.price_cards import card_in_force
 from billing.rating import worst_case_nanos
 from engine.client import Breakpoint, EngineInfo, GenerateRequest, Sampling
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.errors import EngineReplaced, InvalidRequest
 from gateway.prompts.model_catalog import ServedModel
 from gateway.prompts.parse import Intake
@@ -109,7 +109,7 @@ def require_model(engine_info: EngineInfo, model: ServedModel) -> None:
 
 
 def hold_order(
-    conn: Connection, order: Order, *, parts: Parts, may_wait: bool
+    conn: Connection, order: Order, *, deps: Dependencies, may_wait: bool
 ) -> HeldOrder | list[PendingEntry]:
     """Transaction 1: find what is read, hold the worst case, leave pending entries, refresh.
 
@@ -122,24 +122,24 @@ def hold_order(
     points = order.intake.breakpoints
     keys = keys_to_look_up(order.entry_keys, points)
     live = find_live(conn, keys, now_ms=order.started_at_ms)
-    now_ms = parts.now_ms()
+    now_ms = deps.now_ms()
     if may_wait and keys and keys[-1] not in live:
         pending = find_pending(conn, keys, started_at_ms=order.started_at_ms, now_ms=now_ms)
         if awaited := entries_to_wait_for(order.entry_keys, points, live=live, pending=pending):
             return awaited
     match = match_entries(order.entry_keys, points, live)
-    hold = _hold(conn, order, match, parts=parts)
+    hold = _hold(conn, order, match, deps=deps)
     open_hold(
         conn,
         hold,
-        ttl_ms={name: parts.settings.ttl_ms(name) for name in TTL_CLASSES},
+        ttl_ms={name: deps.settings.ttl_ms(name) for name in TTL_CLASSES},
         refreshed_entry_keys=[entry.key for entry in match.read_entries],
         awaited_until_ms=now_ms + AWAITED_MS_MAX,
     )
-    return HeldOrder(hold, _generate_request(order, match, parts=parts))
+    return HeldOrder(hold, _generate_request(order, match, deps=deps))
 
 
-def _hold(conn: Connection, order: Order, match: CacheMatch, *, parts: Parts) -> Hold:
+def _hold(conn: Connection, order: Order, match: CacheMatch, *, deps: Dependencies) -> Hold:
     model_id = order.intake.model.id
     points = order.intake.breakpoints
     card = card_in_force(conn, model_id, order.started_at_ms)
@@ -164,12 +164,12 @@ def _hold(conn: Connection, order: Order, match: CacheMatch, *, parts: Parts) ->
         writes=match.writes,
         stream=bool(order.body.stream),
         amount_nanos=amount_nanos,
-        owner_boot_id=parts.boot_id,
+        owner_boot_id=deps.boot_id,
         started_at_ms=order.started_at_ms,
     )
 
 
-def _generate_request(order: Order, match: CacheMatch, *, parts: Parts) -> GenerateRequest:
+def _generate_request(order: Order, match: CacheMatch, *, deps: Dependencies) -> GenerateRequest:
     model = order.intake.model
     reads = [
         Breakpoint(entry.tokens, entry.ttl_ms, write=False, persist=entry.ttl_class == "1h")
@@ -178,7 +178,7 @@ def _generate_request(order: Order, match: CacheMatch, *, parts: Parts) -> Gener
     writes = [
         Breakpoint(
             write.tokens,
-            parts.settings.ttl_ms(write.ttl_class),
+            deps.settings.ttl_ms(write.ttl_class),
             write=True,
             persist=write.ttl_class == "1h",
         )
@@ -187,7 +187,7 @@ def _generate_request(order: Order, match: CacheMatch, *, parts: Parts) -> Gener
     return GenerateRequest(
         request_id=order.request_id,
         namespace=namespace(
-            parts.secret,
+            deps.secret,
             organization_id=order.caller.organization_id,
             workspace_id=order.workspace_id,
             model_id=model.id,

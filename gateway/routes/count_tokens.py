@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request
 
-from gateway.http.auth import Customer, TheParts, Version
+from gateway.http.auth import Customer, Deps, Version
 from gateway.http.bodies import read_bytes
 from gateway.prompts.parse import take_in
 from gateway.wire.request import CountTokensRequest, read_body
@@ -13,9 +13,9 @@ router = APIRouter()
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(
-    request: Request, _caller: Customer, version: Version, parts: TheParts
+    request: Request, _caller: Customer, version: Version, deps: Deps
 ) -> TokenCount:
     """Count; free, and nothing is written."""
     body = read_body(CountTokensRequest, await read_bytes(request), version=version)
-    intake = await take_in(body, catalog=parts.catalog)
+    intake = await take_in(body, catalog=deps.catalog)
     return TokenCount(input_tokens=intake.rendered.num_tokens)

@@ -14,9 +14,9 @@ from typing_extensions import override
 from billing.errors import BillingError
 from billing.schema import require_head
 from engine.client import EngineInfo, EngineLost
-from gateway.dependencies import Parts
+from gateway.dependencies import Dependencies
 from gateway.errors import NotReady
-from gateway.http.auth import TheParts
+from gateway.http.auth import Deps
 
 router = APIRouter()
 
@@ -30,45 +30,45 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(parts: TheParts) -> dict[str, str]:
+async def readyz(deps: Deps) -> dict[str, str]:
     """Requests would be served. Raises NotReady that names what is missing."""
-    missing = [reason async for reason in _missing(parts)]
+    missing = [reason async for reason in _missing(deps)]
     if missing:
         raise NotReady("; ".join(missing))
     return {"status": "ready"}
 
 
 @router.get("/metrics")
-async def metrics(parts: TheParts) -> Response:
+async def metrics(deps: Deps) -> Response:
     """The gateway's counters and the engine's numbers, in Prometheus' text form."""
     registry = CollectorRegistry()
-    registry.register(_EngineNumbers(await _engine_stats(parts) or {}))
-    text = generate_latest(parts.metrics.registry) + generate_latest(registry)
+    registry.register(_EngineNumbers(await _engine_stats(deps) or {}))
+    text = generate_latest(deps.metrics.registry) + generate_latest(registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-async def _missing(parts: Parts) -> AsyncIterator[str]:
+async def _missing(deps: Dependencies) -> AsyncIterator[str]:
     try:
-        await parts.database.read(require_head)
+        await deps.database.read(require_head)
     except (BillingError, SQLAlchemyError):
         yield "database: not migrated, or not reachable"
-    if not await asyncio.to_thread(parts.settings.first_keys_path.exists):
-        yield f"keys: {parts.settings.first_keys_path.name} is not written yet"
-    if await _engine_stats(parts) is None:
+    if not await asyncio.to_thread(deps.settings.first_keys_path.exists):
+        yield f"keys: {deps.settings.first_keys_path.name} is not written yet"
+    if await _engine_stats(deps) is None:
         yield "engine: does not answer"
-    elif (info := parts.engine.info) is not None and not _is_served(parts, info):
+    elif (info := deps.engine.info) is not None and not _is_served(deps, info):
         yield f"engine: runs other weights than this gateway serves: {info.model_id}"
 
 
-def _is_served(parts: Parts, info: EngineInfo) -> bool:
-    return any(model.is_run_by(info) for model in parts.catalog.models)
+def _is_served(deps: Dependencies, info: EngineInfo) -> bool:
+    return any(model.is_run_by(info) for model in deps.catalog.models)
 
 
-async def _engine_stats(parts: Parts) -> dict[str, float] | None:
+async def _engine_stats(deps: Dependencies) -> dict[str, float] | None:
     """The engine's numbers by metric name; None if it does not answer in time."""
     try:
         async with asyncio.timeout(ENGINE_ANSWER_SECONDS):
-            return await parts.engine.stats()
+            return await deps.engine.stats()
     except (EngineLost, TimeoutError):
         return None
 

@@ -6,7 +6,7 @@ Between the two is `gateway.requests.generation`: hold, engine and settlement, i
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from gateway.http.auth import Customer, IgnoreEos, TheParts, Version
+from gateway.http.auth import Customer, Deps, IgnoreEos, Version
 from gateway.http.bodies import read_bytes
 from gateway.http.disconnect import attended
 from gateway.http.event_stream import EventStream
@@ -22,24 +22,24 @@ router = APIRouter()
 
 @router.post("/v1/messages", response_model=None)
 async def create_message(
-    request: Request, caller: Customer, version: Version, ignore_eos: IgnoreEos, parts: TheParts
+    request: Request, caller: Customer, version: Version, ignore_eos: IgnoreEos, deps: Deps
 ) -> Response:
     """Answer a conversation, and bill exactly what the answer says it used.
 
     From `start` on the request has a life of its own, whether or not this connection lasts.
     """
     sent = await read_bytes(request)
-    started_at_ms = parts.now_ms()  # not before: a slow body would read what has long expired
+    started_at_ms = deps.now_ms()  # not before: a slow body would read what has long expired
     body = read_body(MessagesRequest, sent, version=version)
-    intake = await take_in(body, catalog=parts.catalog)
-    engine_info = await parts.engine.ready(parts.settings.engine_wait_seconds)
+    intake = await take_in(body, catalog=deps.catalog)
+    engine_info = await deps.engine.ready(deps.settings.engine_wait_seconds)
     order = place_order(
         body,
         intake,
         caller=caller,
         engine_info=engine_info,
         request_id=request.state.request_id,
-        message_id=parts.new_id("msg"),
+        message_id=deps.new_id("msg"),
         ignore_eos=ignore_eos,
         started_at_ms=started_at_ms,
     )
@@ -52,7 +52,7 @@ async def create_message(
             text = await _all_text(generation)
             message = whole_message(order, text=text, ending=await generation.ended())
             return JSONResponse(message.model_dump(), headers=headers)
-    return EventStream(generation, ping_seconds=parts.settings.ping_seconds, headers=headers)
+    return EventStream(generation, ping_seconds=deps.settings.ping_seconds, headers=headers)
 
 
 async def _all_text(generation: Generation) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from gateway.errors import InvalidRequest
-from gateway.http.auth import AnyCaller, TheParts, Version
+from gateway.http.auth import AnyCaller, Deps, Version
 from gateway.prompts.model_catalog import ServedModel
 from gateway.wire.response import Model, ModelPage
 
@@ -20,13 +20,13 @@ MAX_PAGE = 1000  # the API's own limit
 async def list_models(
     _caller: AnyCaller,
     _version: Version,
-    parts: TheParts,
+    deps: Deps,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
     after_id: str | None = None,
     before_id: str | None = None,
 ) -> ModelPage:
     """One page, forwards from the start or `after_id`, or backwards from `before_id`."""
-    models = parts.catalog.models
+    models = deps.catalog.models
     if after_id is not None and before_id is not None:
         raise InvalidRequest("only one of after_id and before_id may be given", path="before_id")
     if before_id is not None:
@@ -38,9 +38,9 @@ async def list_models(
 
 
 @router.get("/v1/models/{model_id:path}")
-async def get_model(model_id: str, _caller: AnyCaller, _version: Version, parts: TheParts) -> Model:
+async def get_model(model_id: str, _caller: AnyCaller, _version: Version, deps: Deps) -> Model:
     """One model."""
-    return _model(parts.catalog.find(model_id))
+    return _model(deps.catalog.find(model_id))
 
 
 def _position(models: Sequence[ServedModel], model_id: str, *, name: str) -> int:

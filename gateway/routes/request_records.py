@@ -11,21 +11,21 @@ from billing.lease_reports import LeaseReport
 from billing.rating import PricedLine
 from billing.records import RequestRecord, request_record
 from gateway.errors import NotFound
-from gateway.http.auth import AnyCaller, TheParts
+from gateway.http.auth import AnyCaller, Deps
 from gateway.requests.usage import usage_of
 
 router = APIRouter()
 
 
 @router.get("/v1/kvmeter/requests/{request_id}")
-async def get_request(request_id: str, caller: AnyCaller, parts: TheParts) -> dict[str, Any]:
+async def get_request(request_id: str, caller: AnyCaller, deps: Deps) -> dict[str, Any]:
     """The record of one request of the caller's organisation, as soon as its answer has ended.
 
     A customer key sees its workspace's requests and those of the organisation's other workspaces;
     so does an admin key. Another organisation's request looks like one that never was.
     """
     query = partial(request_record, request_id=request_id, organization_id=caller.organization_id)
-    record = await parts.database.read(query)
+    record = await deps.database.read(query)
     if record is None:
         raise NotFound(f"request: {request_id}")
     return record_body(record)

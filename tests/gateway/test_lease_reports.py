@@ -73,7 +73,7 @@ def test_a_gateway_that_starts_later_books_what_it_missed(stack: Stack):
 async def test_leases_of_one_hour_entries_persist_and_others_do_not(tmp_path: Path):
     async with front(tmp_path) as gateway:
         card = PriceCard("wt:1", "wt", 1, effective_from_ms=0, rates=RATES)
-        gateway.dependencies.database.write_now(lambda conn: publish(conn, [card], 0))
+        gateway.deps.database.write_now(lambda conn: publish(conn, [card], 0))
 
         request = await generate_request(gateway)
 
@@ -84,7 +84,7 @@ async def test_leases_of_one_hour_entries_persist_and_others_do_not(tmp_path: Pa
 async def generate_request(gateway: Front) -> GenerateRequest:
     """What the engine would be asked for BODY."""
     wire = MessagesRequest.model_validate({"model": "wt", "max_tokens": 5, **BODY})
-    intake = await take_in(wire, catalog=gateway.dependencies.catalog)
+    intake = await take_in(wire, catalog=gateway.deps.catalog)
     engine_info = gateway.engine.info
     assert engine_info is not None
 
@@ -101,8 +101,8 @@ async def generate_request(gateway: Front) -> GenerateRequest:
             ignore_eos=False,
             started_at_ms=NOW_MS,
         )
-        return hold_order(conn, order, parts=gateway.dependencies, may_wait=True)
+        return hold_order(conn, order, deps=gateway.deps, may_wait=True)
 
-    held = gateway.dependencies.database.write_now(write)
+    held = gateway.deps.database.write_now(write)
     assert isinstance(held, HeldOrder)
     return held.request
