@@ -11,30 +11,30 @@ from gateway.background.recovery import keep_recovering
 from gateway.dependencies import Dependencies
 from gateway.http import error_responses
 from gateway.http.edge import Edge
-from gateway.requests.open_requests import InFlight
+from gateway.requests.open_requests import OpenRequests
 from gateway.routes import count_tokens, health, messages, models, request_records
 
 
 def create_app(deps: Dependencies) -> FastAPI:
     """The gateway as an ASGI application.
 
-    Whoever runs it drains `app.state.in_flight` before stopping the server, which by itself would
-    wait for every stream to end.
+    Drain `app.state.open_requests` before stopping the server: by itself the server waits for every
+    stream to end.
     """
-    in_flight = InFlight(deps)
+    open_requests = OpenRequests(deps)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        recovering = asyncio.create_task(keep_recovering(deps, in_flight), name="recovery")
+        recovering = asyncio.create_task(keep_recovering(deps, open_requests), name="recovery")
         async with booking_leases(deps):
             yield
-            await in_flight.drain(0)
+            await open_requests.drain(0)
         recovering.cancel()
 
     # No generated documentation: the routes read their bodies themselves, it would know nothing.
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.deps = deps
-    app.state.in_flight = in_flight
+    app.state.open_requests = open_requests
     for module in (messages, count_tokens, models, request_records, health):
         app.include_router(module.router)
     error_responses.install(app)

@@ -13,7 +13,7 @@ from billing.holds import open_holds
 from engine.client import EngineLost
 from gateway.dependencies import Dependencies
 from gateway.requests.finish import release_hold, settle_hold
-from gateway.requests.open_requests import InFlight
+from gateway.requests.open_requests import OpenRequests
 from gateway.requests.usage import bill_up_to
 
 log = logging.getLogger(__name__)
@@ -23,16 +23,16 @@ AGAIN_SECONDS = 0.5  # while the engine still works on a hold's request, or cann
 IDLE_SECONDS = 60.0  # nothing is known to be open: look all the same
 
 
-async def keep_recovering(deps: Dependencies, in_flight: InFlight) -> None:
+async def keep_recovering(deps: Dependencies, open_requests: OpenRequests) -> None:
     """Recover at start, whenever a request left its hold open, and once a minute; until cancelled.
 
     One gateway a database: a hold of another living gateway would be taken for one of a dead one.
     """
     while True:
-        in_flight.hold_left_open.clear()
+        open_requests.hold_left_open.clear()
         try:
             await deps.engine.ready(ENGINE_WAIT_SECONDS)
-            num_left = await recover_holds(deps, in_flight)
+            num_left = await recover_holds(deps, open_requests)
         except EngineLost as error:
             log.warning("recovery_waits_for_engine", extra={"reason": str(error)})
             num_left = 1
@@ -41,17 +41,17 @@ async def keep_recovering(deps: Dependencies, in_flight: InFlight) -> None:
             num_left = 1
         with suppress(TimeoutError):
             async with asyncio.timeout(AGAIN_SECONDS if num_left else IDLE_SECONDS):
-                await in_flight.hold_left_open.wait()
+                await open_requests.hold_left_open.wait()
 
 
-async def recover_holds(deps: Dependencies, in_flight: InFlight) -> int:
+async def recover_holds(deps: Dependencies, open_requests: OpenRequests) -> int:
     """Close every open hold whose request is not alive here; returns how many must be asked again.
 
     Who is alive is asked after the holds were read: a request that ended in between is only closed
     a second time, which changes nothing, but one that began in between would be taken for dead.
     """
     holds = await deps.database.read(open_holds)
-    alive = in_flight.request_ids
+    alive = open_requests.request_ids
     orphans = [hold for hold in holds if hold.request_id not in alive]
     if not orphans:
         return 0
@@ -65,9 +65,9 @@ async def recover_holds(deps: Dependencies, in_flight: InFlight) -> int:
             elif (record := records[request_id]) is None:
                 num_left += 1  # queued or running: the engine has yet to see that nobody listens
             else:
-                cut = in_flight.stop_string_cuts.get(request_id)
+                cut = open_requests.stop_string_cuts.get(request_id)
                 await settle_hold(deps, bill_up_to(record, cut), stop_reason=None, answered=False)
-                in_flight.stop_string_cuts.pop(request_id, None)
+                open_requests.stop_string_cuts.pop(request_id, None)
                 log.info("hold_recovered", extra={"request_id": request_id, "admitted": True})
         except BillingError:
             log.exception("hold_not_recoverable", extra={"request_id": request_id})

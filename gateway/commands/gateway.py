@@ -23,7 +23,7 @@ from gateway.http.http_server import listening, serve, stop_at_end_of_stdin
 from gateway.logs import configure_logging
 from gateway.prompts.model_catalog import Catalog, ServedModel, read_model
 from gateway.requests.namespace import load_server_secret
-from gateway.requests.open_requests import InFlight
+from gateway.requests.open_requests import OpenRequests
 from gateway.settings import Settings
 from gateway.shutdown import RUNNING_SECONDS
 
@@ -74,9 +74,11 @@ async def _run(
             new_id=new_id,
         )
         app = create_app(deps)
-        in_flight: InFlight = app.state.in_flight
+        open_requests: OpenRequests = app.state.open_requests
         async with sweeping(deps):
-            await serve(app, listener, stop=stop, drain=lambda: in_flight.drain(RUNNING_SECONDS))
+            await serve(
+                app, listener, stop=stop, drain=lambda: open_requests.drain(RUNNING_SECONDS)
+            )
     finally:
         await engine.close()
 

@@ -24,7 +24,7 @@ from gateway.errors import (
     RequestTimeout,
     RequestTooLarge,
     error_body,
-    row_of,
+    shape_of,
 )
 
 log = logging.getLogger(__name__)
@@ -105,12 +105,12 @@ class Connection(HttpToolsProtocol):
 
     def _answer(self, error: GatewayError) -> bytes:
         deps = cast("Dependencies", cast("FastAPI", self.config.app).state.deps)
-        request_id, row = deps.new_id("req"), row_of(error)
-        log.info("request_refused", extra={"request_id": request_id, "status": row.status})
-        deps.metrics.requests.labels("none", str(row.status)).inc()
+        request_id, shape = deps.new_id("req"), shape_of(error)
+        log.info("request_refused", extra={"request_id": request_id, "status": shape.status})
+        deps.metrics.requests.labels("none", str(shape.status)).inc()
         response = JSONResponse(
             error_body(error, request_id=request_id).model_dump(),
             headers={"request-id": request_id, "connection": "close"},
         )
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
-        return STATUS_LINE[row.status] + head + b"\r\n" + bytes(response.body)
+        return STATUS_LINE[shape.status] + head + b"\r\n" + bytes(response.body)

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import logs
-from gateway.errors import error_body, row_of
+from gateway.errors import error_body, shape_of
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Edge:
                 # Only a broken connection tells the client that this is not the whole answer.
                 raise ResponseBrokenOff from None
             body = error_body(error, request_id=exchange.request_id)
-            response = JSONResponse(body.model_dump(), status_code=row_of(error).status)
+            response = JSONResponse(body.model_dump(), status_code=shape_of(error).status)
             await response(exchange.scope, receive, exchange.send)
 
 

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from billing.errors import BillingError
 from engine.client import EngineLost
-from gateway.errors import ROWS, GatewayError, InvalidRequest, error_body, row_of
+from gateway.errors import ERROR_SHAPES, GatewayError, InvalidRequest, error_body, shape_of
 from gateway.wire.response import ErrorBody, ErrorDetail
 
 log = logging.getLogger(__name__)
@@ -24,11 +24,11 @@ def install(app: FastAPI) -> None:
 
 
 async def _answer(request: Request, error: Exception) -> JSONResponse:
-    row = row_of(error)
-    if row.status == 500:
+    shape = shape_of(error)
+    if shape.status == 500:
         log.error("request_failed", exc_info=error)
     body = error_body(error, request_id=request.state.request_id)
-    return JSONResponse(body.model_dump(), status_code=row.status)
+    return JSONResponse(body.model_dump(), status_code=shape.status)
 
 
 async def _answer_parameter(request: Request, error: Exception) -> JSONResponse:
@@ -43,7 +43,7 @@ async def _answer_parameter(request: Request, error: Exception) -> JSONResponse:
 async def _answer_routing(request: Request, error: Exception) -> JSONResponse:
     """No such path, or not with this method."""
     assert isinstance(error, HTTPException)
-    types = {row.status: row.type for row in ROWS.values()}
+    types = {shape.status: shape.type for shape in ERROR_SHAPES.values()}
     body = ErrorBody(
         error=ErrorDetail(
             type=types.get(error.status_code, "invalid_request_error"),

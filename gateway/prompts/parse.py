@@ -14,7 +14,7 @@ from gateway.wire.request import PromptRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class ParsedPrompt:
     """A prompt that is sound: known model, valid markers, within the window."""
 
     model: ServedModel
@@ -22,7 +22,7 @@ class Intake:
     breakpoints: tuple[Breakpoint, ...]
 
 
-async def take_in(request: PromptRequest, *, catalog: Catalog) -> Intake:
+async def parse_prompt(request: PromptRequest, *, catalog: Catalog) -> ParsedPrompt:
     """Check the conversation, find the model, read the markers, render.
 
     Raises InvalidRequest or NotFound; nothing has been written anywhere by then.
@@ -35,7 +35,7 @@ async def take_in(request: PromptRequest, *, catalog: Catalog) -> Intake:
     rendered = await to_thread.run_sync(model.renderer.render, blocks)
     _require_fit(model, num_tokens=rendered.num_tokens)
     breakpoints = effective_breakpoints(markers, rendered, min_tokens=model.min_cache_tokens)
-    return Intake(model, rendered, breakpoints)
+    return ParsedPrompt(model, rendered, breakpoints)
 
 
 def _fewest_tokens(model: ServedModel, blocks: Sequence[Block]) -> int:

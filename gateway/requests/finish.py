@@ -15,7 +15,7 @@ from billing.meters import Meter, Quantities
 from billing.settlement import release, settle
 from engine.client import EngineLost, EngineRecord, FinishReason
 from gateway.dependencies import Dependencies
-from gateway.errors import ROWS, EngineFailed
+from gateway.errors import ERROR_SHAPES, EngineFailed
 from gateway.requests.ledger_writes import write_with_retries
 from gateway.requests.usage import engine_facts
 from gateway.wire.response import StopReason
@@ -72,6 +72,6 @@ def _error_type(reason: FinishReason) -> str | None:
         return None
     match reason:
         case "error":
-            return ROWS[EngineFailed].type
+            return ERROR_SHAPES[EngineFailed].type
         case "engine_lost":
-            return ROWS[EngineLost].type
+            return ERROR_SHAPES[EngineLost].type

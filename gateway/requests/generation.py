@@ -89,7 +89,7 @@ class Generation:
         )
         self._first_token_at_ms: int | None = None
         self._output = OutputText(
-            order.intake.model.tokenizer.detokenizer(),
+            order.prompt.model.tokenizer.detokenizer(),
             stop_sequences=order.body.stop_sequences or (),
             stop_token_ids=order.engine_info.stop_token_ids,
         )
@@ -179,7 +179,7 @@ class Generation:
         Raises EngineLost or EngineReplaced; the engine has not seen the request then.
         """
         if (info := self._deps.engine.info) is not None:
-            require_model(info, self.order.intake.model)
+            require_model(info, self.order.prompt.model)
         return self._deps.engine.generate(request)
 
     async def _follow(self, engine_generation: EngineGeneration, hold: Hold) -> Finished | Rejected:

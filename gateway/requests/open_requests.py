@@ -13,7 +13,7 @@ from gateway.shutdown import SETTLING_SECONDS
 log = logging.getLogger(__name__)
 
 
-class InFlight:
+class OpenRequests:
     """Starts generations and keeps them until they have ended.
 
     hold_left_open    set when one ended without closing its hold: recovery has work

@@ -14,7 +14,7 @@ from engine.client import Breakpoint, EngineInfo, GenerateRequest, Sampling
 from gateway.dependencies import Dependencies
 from gateway.errors import EngineReplaced, InvalidRequest
 from gateway.prompts.model_catalog import ServedModel
-from gateway.prompts.parse import Intake
+from gateway.prompts.parse import ParsedPrompt
 from gateway.prompts.prefix_hash import entry_keys, scope
 from gateway.requests.lookup import CacheMatch, entries_to_wait_for, keys_to_look_up, match_entries
 from gateway.requests.namespace import namespace
@@ -42,7 +42,7 @@ class Order:
     caller: Caller
     workspace_id: str
     body: MessagesRequest
-    intake: Intake
+    prompt: ParsedPrompt
     entry_keys: tuple[str, ...]
     engine_info: EngineInfo
     max_tokens: int
@@ -65,7 +65,7 @@ class HeldOrder:
 
 def place_order(
     body: MessagesRequest,
-    intake: Intake,
+    prompt: ParsedPrompt,
     *,
     caller: Caller,
     engine_info: EngineInfo,
@@ -76,11 +76,11 @@ def place_order(
 ) -> Order:
     """Check the request against the engine's limits. Raises InvalidRequest or EngineReplaced."""
     assert caller.workspace_id is not None, "only a customer key orders, and it has a workspace"
-    require_model(engine_info, intake.model)
+    require_model(engine_info, prompt.model)
     if body.max_tokens == 0 and body.stream:
         raise InvalidRequest("must be false when max_tokens is 0", path="stream")
-    model = intake.model
-    num_tokens = intake.rendered.num_tokens
+    model = prompt.model
+    num_tokens = prompt.rendered.num_tokens
     window_tokens = min(model.context_window_tokens, engine_info.max_request_tokens)
     if num_tokens > window_tokens:
         raise InvalidRequest(f"prompt is too long: {num_tokens} tokens > {window_tokens} maximum")
@@ -93,8 +93,8 @@ def place_order(
         caller=caller,
         workspace_id=caller.workspace_id,
         body=body,
-        intake=intake,
-        entry_keys=entry_keys(cache_scope, intake.rendered),
+        prompt=prompt,
+        entry_keys=entry_keys(cache_scope, prompt.rendered),
         engine_info=engine_info,
         max_tokens=min(body.max_tokens, window_tokens - num_tokens),
         ignore_eos=ignore_eos,
@@ -119,7 +119,7 @@ def hold_order(
 
     Raises InsufficientBalance or UnknownPrice, and then leaves nothing.
     """
-    points = order.intake.breakpoints
+    points = order.prompt.breakpoints
     keys = keys_to_look_up(order.entry_keys, points)
     live = find_live(conn, keys, now_ms=order.started_at_ms)
     now_ms = deps.now_ms()
@@ -140,12 +140,12 @@ def hold_order(
 
 
 def _hold(conn: Connection, order: Order, match: CacheMatch, *, deps: Dependencies) -> Hold:
-    model_id = order.intake.model.id
-    points = order.intake.breakpoints
+    model_id = order.prompt.model.id
+    points = order.prompt.breakpoints
     card = card_in_force(conn, model_id, order.started_at_ms)
     amount_nanos = worst_case_nanos(
         card,
-        total_tokens=order.intake.rendered.num_tokens,
+        total_tokens=order.prompt.rendered.num_tokens,
         marked_tokens=points[-1].tokens if points else 0,
         any_1h=any(point.ttl_class == "1h" for point in points),
         max_tokens=order.max_tokens,
@@ -158,7 +158,7 @@ def _hold(conn: Connection, order: Order, match: CacheMatch, *, deps: Dependenci
         model_id=model_id,
         requested_model=order.body.model,
         price_card_id=card.id,
-        total_tokens=order.intake.rendered.num_tokens,
+        total_tokens=order.prompt.rendered.num_tokens,
         read_tokens=match.read_tokens,
         max_tokens=order.max_tokens,
         writes=match.writes,
@@ -170,7 +170,7 @@ def _hold(conn: Connection, order: Order, match: CacheMatch, *, deps: Dependenci
 
 
 def _generate_request(order: Order, match: CacheMatch, *, deps: Dependencies) -> GenerateRequest:
-    model = order.intake.model
+    model = order.prompt.model
     reads = [
         Breakpoint(entry.tokens, entry.ttl_ms, write=False, persist=entry.ttl_class == "1h")
         for entry in match.read_entries
@@ -193,7 +193,7 @@ def _generate_request(order: Order, match: CacheMatch, *, deps: Dependencies) ->
             model_id=model.id,
             weights_digest=model.weights_digest,
         ),
-        prompt=order.intake.rendered.tokens,
+        prompt=order.prompt.rendered.tokens,
         max_tokens=order.max_tokens,
         read_tokens=match.read_tokens,
         sampling=_sampling(order.body, order.engine_info.default_sampling),

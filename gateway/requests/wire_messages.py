@@ -12,7 +12,7 @@ def message_start(order: Order, outcome: CacheOutcome) -> MessageStart:
     return MessageStart(
         message=Message(
             id=order.message_id,
-            model=order.intake.model.id,
+            model=order.prompt.model.id,
             content=(),
             stop_reason=None,
             stop_sequence=None,
@@ -33,7 +33,7 @@ def whole_message(order: Order, *, text: str, ending: Ending) -> Message:
     """The answer that is not streamed; without any text it has no block."""
     return Message(
         id=order.message_id,
-        model=order.intake.model.id,
+        model=order.prompt.model.id,
         content=(TextContent(text=text),) if text else (),
         stop_reason=ending.stop_reason,
         stop_sequence=ending.stop_sequence,

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 
 from gateway.http.auth import Customer, Deps, Version
 from gateway.http.bodies import read_bytes
-from gateway.prompts.parse import take_in
+from gateway.prompts.parse import parse_prompt
 from gateway.wire.request import CountTokensRequest, read_body
 from gateway.wire.response import TokenCount
 
@@ -17,5 +17,5 @@ async def count_tokens(
 ) -> TokenCount:
     """Count; free, and nothing is written."""
     body = read_body(CountTokensRequest, await read_bytes(request), version=version)
-    intake = await take_in(body, catalog=deps.catalog)
-    return TokenCount(input_tokens=intake.rendered.num_tokens)
+    prompt = await parse_prompt(body, catalog=deps.catalog)
+    return TokenCount(input_tokens=prompt.rendered.num_tokens)

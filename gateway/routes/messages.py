@@ -10,9 +10,9 @@ from gateway.http.auth import Customer, Deps, IgnoreEos, Version
 from gateway.http.bodies import read_bytes
 from gateway.http.disconnect import attended
 from gateway.http.event_stream import EventStream
-from gateway.prompts.parse import take_in
+from gateway.prompts.parse import parse_prompt
 from gateway.requests.generation import Generation
-from gateway.requests.open_requests import InFlight
+from gateway.requests.open_requests import OpenRequests
 from gateway.requests.order import place_order
 from gateway.requests.wire_messages import whole_message
 from gateway.wire.request import MessagesRequest, read_body
@@ -31,11 +31,11 @@ async def create_message(
     sent = await read_bytes(request)
     started_at_ms = deps.now_ms()  # not before: a slow body would read what has long expired
     body = read_body(MessagesRequest, sent, version=version)
-    intake = await take_in(body, catalog=deps.catalog)
+    prompt = await parse_prompt(body, catalog=deps.catalog)
     engine_info = await deps.engine.ready(deps.settings.engine_wait_seconds)
     order = place_order(
         body,
-        intake,
+        prompt,
         caller=caller,
         engine_info=engine_info,
         request_id=request.state.request_id,
@@ -43,8 +43,8 @@ async def create_message(
         ignore_eos=ignore_eos,
         started_at_ms=started_at_ms,
     )
-    in_flight: InFlight = request.app.state.in_flight
-    generation = in_flight.start(order)
+    open_requests: OpenRequests = request.app.state.open_requests
+    generation = open_requests.start(order)
     async with attended(generation, request.receive):
         outcome = await generation.admitted()
         headers = {"x-kvmeter-cache": outcome.header}

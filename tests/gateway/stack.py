@@ -343,7 +343,7 @@ class _Serving:
         await self._engine.close()
 
     def drain(self, seconds: float) -> None:
-        draining = self._app.state.in_flight.drain(seconds)
+        draining = self._app.state.open_requests.drain(seconds)
         asyncio.run_coroutine_threadsafe(draining, self._loop).result(PATIENCE_SECONDS)
 
     def metric(self, name: str, labels: dict[str, str]) -> float:

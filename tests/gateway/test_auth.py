@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-from tests.gateway.bodies import body
 
+from tests.gateway.bodies import body
 from tests.gateway.front import ADMIN_KEY, HEADERS, KEY, OTHER_KEY, assert_error, front
 
 COUNT = "/v1/messages/count_tokens"

@@ -2,11 +2,11 @@ import re
 from typing import Any
 
 import pytest
-from tests.gateway.bodies import EPHEMERAL, EPHEMERAL_1H, read, text, turn
 
 from gateway.errors import InvalidRequest
 from gateway.prompts.breakpoints import Breakpoint, Marker, effective_breakpoints, read_markers
 from gateway.prompts.conversation import read_blocks
+from tests.gateway.bodies import EPHEMERAL, EPHEMERAL_1H, read, text, turn
 from tests.gateway.word_renderer import WordRenderer
 
 

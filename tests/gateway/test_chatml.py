@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies
-from tests.gateway.bodies import read, text, turn
 from transformers import PreTrainedTokenizerFast
 
 from gateway.errors import ModelFolderError
@@ -12,6 +11,7 @@ from gateway.prompts.chatml import ChatmlRenderer
 from gateway.prompts.conversation import read_blocks
 from gateway.prompts.rendered_prompt import RenderedPrompt, pack_tokens
 from gateway.prompts.tokenizer import Tokenizer
+from tests.gateway.bodies import read, text, turn
 from tests.models import default_model_dir
 
 TEXTS = [

@@ -44,7 +44,7 @@ async def served(folder: Path) -> AsyncIterator[Line]:
     async with front(folder) as gateway:
         stop = asyncio.Event()
         with listening("127.0.0.1", 0) as listener:
-            app = create_app(gateway.dependencies)
+            app = create_app(gateway.deps)
             serving = asyncio.create_task(serve(app, listener, stop=stop, drain=drain))
             try:
                 yield Line(listener.getsockname()[1])

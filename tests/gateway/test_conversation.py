@@ -1,8 +1,8 @@
 import pytest
-from tests.gateway.bodies import EPHEMERAL, read, text, turn
 
 from gateway.errors import InvalidRequest
 from gateway.prompts.conversation import read_blocks
+from tests.gateway.bodies import EPHEMERAL, read, text, turn
 
 
 def test_blocks_stand_in_request_order_under_their_paths() -> None:

@@ -1,9 +1,8 @@
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.bodies import EPHEMERAL, text, turn
-
 from gateway.http.bodies import MAX_BODY_BYTES
+from tests.gateway.bodies import EPHEMERAL, text, turn
 from tests.gateway.front import HEADERS, WINDOW_TOKENS, Front, assert_error, front
 
 COUNT = "/v1/messages/count_tokens"

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message
-from tests.gateway.bodies import body
 
 from gateway.http.bodies import read_bytes
 from gateway.http.edge import Edge, ResponseBrokenOff
 from gateway.ids import id_maker
 from gateway.metrics import Metrics
+from tests.gateway.bodies import body
 from tests.gateway.front import HEADERS, KEY, NOW_MS, front
 
 SCOPE = {

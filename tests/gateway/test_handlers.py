@@ -8,13 +8,13 @@ import billing.errors
 from billing.errors import BillingError, InsufficientBalance
 from engine.client import EngineLost, Rejected
 from gateway.errors import (
+    ERROR_SHAPES,
     INTERNAL,
-    ROWS,
     GatewayError,
     ModelFolderError,
     error_body,
     rejection,
-    row_of,
+    shape_of,
 )
 from tests.gateway.front import assert_error, front
 
@@ -30,7 +30,7 @@ def subclasses(kind: type[Exception]) -> Iterator[type[Exception]]:
 )
 def test_every_error_has_a_row(kind: type[Exception]) -> None:
     if kind is not ModelFolderError:  # never met by a request
-        assert any(ancestor in ROWS for ancestor in kind.__mro__)
+        assert any(ancestor in ERROR_SHAPES for ancestor in kind.__mro__)
 
 
 def test_billings_internal_errors_tell_a_client_nothing() -> None:
@@ -38,14 +38,14 @@ def test_billings_internal_errors_tell_a_client_nothing() -> None:
 
     body = error_body(error, request_id="req_1")
 
-    assert row_of(error) == INTERNAL
+    assert shape_of(error) == INTERNAL
     assert "req_secret" not in body.model_dump_json()
 
 
 def test_a_low_balance_is_a_billing_error() -> None:
     error = InsufficientBalance("org_1", needed_nanos=5)
 
-    assert (row_of(error).status, row_of(error).type) == (402, "billing_error")
+    assert (shape_of(error).status, shape_of(error).type) == (402, "billing_error")
     assert "org_1" not in error_body(error, request_id="req_1").error.message
 
 
@@ -54,7 +54,7 @@ def test_a_low_balance_is_a_billing_error() -> None:
     [("overloaded", 529), ("prompt_too_long", 400), ("pool_too_small", 400)],
 )
 def test_the_engines_refusals_have_their_status(code, status: int) -> None:
-    assert row_of(rejection(Rejected("req_1", code, "why"))).status == status
+    assert shape_of(rejection(Rejected("req_1", code, "why"))).status == status
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.gateway.bodies import read, text, turn
 
 from gateway.errors import InvalidRequest
 from gateway.prompts.conversation import Block
 from gateway.prompts.model_catalog import Catalog
-from gateway.prompts.parse import take_in
+from gateway.prompts.parse import parse_prompt
 from gateway.prompts.rendered_prompt import RenderedPrompt
+from tests.gateway.bodies import read, text, turn
 from tests.gateway.front import served
 
 
@@ -26,4 +26,4 @@ async def test_blocks_that_cannot_fit_are_counted_and_never_tokenised() -> None:
     request = read(model=model.id, messages=[turn("user", *[text("x")] * 100)])
 
     with pytest.raises(InvalidRequest, match="prompt is too long: 100 tokens > 99 maximum"):
-        await take_in(request, catalog=Catalog([model]))
+        await parse_prompt(request, catalog=Catalog([model]))

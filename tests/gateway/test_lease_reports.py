@@ -11,7 +11,7 @@ from billing.lease_reports import pin_costs
 from billing.price_cards import PriceCard, publish
 from billing.verification import verify
 from engine.client import GenerateRequest
-from gateway.prompts.parse import take_in
+from gateway.prompts.parse import parse_prompt
 from gateway.requests.order import HeldOrder, hold_order, place_order
 from gateway.wire.request import MessagesRequest
 from tests.gateway.front import KEY, NOW_MS, Front, front
@@ -84,7 +84,7 @@ async def test_leases_of_one_hour_entries_persist_and_others_do_not(tmp_path: Pa
 async def generate_request(gateway: Front) -> GenerateRequest:
     """What the engine would be asked for BODY."""
     wire = MessagesRequest.model_validate({"model": "wt", "max_tokens": 5, **BODY})
-    intake = await take_in(wire, catalog=gateway.deps.catalog)
+    prompt = await parse_prompt(wire, catalog=gateway.deps.catalog)
     engine_info = gateway.engine.info
     assert engine_info is not None
 
@@ -93,7 +93,7 @@ async def generate_request(gateway: Front) -> GenerateRequest:
         assert caller is not None
         order = place_order(
             wire,
-            intake,
+            prompt,
             caller=caller,
             engine_info=engine_info,
             request_id="req_1",

@@ -2,10 +2,10 @@ import json
 
 import pytest
 from pydantic import ValidationError
-from tests.gateway.bodies import EPHEMERAL, body, read, text, turn
 
 from gateway.errors import InvalidRequest
 from gateway.wire.request import MessagesRequest, read_body
+from tests.gateway.bodies import EPHEMERAL, body, read, text, turn
 
 NOT_YET = "This server does not support this field yet"
 
