@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Request
 
 from gateway.http.auth import Customer, Deps, Version
-from gateway.http.bodies import read_bytes
+from gateway.http.bodies import read_body, read_bytes
 from gateway.prompts.parse import parse_prompt
-from gateway.wire.request import CountTokensRequest, read_body
+from gateway.wire.request import CountTokensRequest
 from gateway.wire.response import TokenCount
 
 router = APIRouter()

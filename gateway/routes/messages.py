@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from gateway.http.auth import Customer, Deps, IgnoreEos, Version
-from gateway.http.bodies import read_bytes
+from gateway.http.bodies import read_body, read_bytes
 from gateway.http.disconnect import attended
 from gateway.http.event_stream import EventStream
 from gateway.prompts.parse import parse_prompt
@@ -15,7 +15,7 @@ from gateway.requests.generation import Generation
 from gateway.requests.open_requests import OpenRequests
 from gateway.requests.order import place_order
 from gateway.requests.wire_messages import whole_message
-from gateway.wire.request import MessagesRequest, read_body
+from gateway.wire.request import MessagesRequest
 
 router = APIRouter()
 
