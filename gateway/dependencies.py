@@ -1,4 +1,4 @@
-"""What the gateway is made of: built once by an entry point, or by a test."""
+"""The composition: what every request uses; built once by an entry point or a test."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,21 +7,19 @@ from billing.database import Database
 from engine.client import EngineClient
 from gateway.metrics import Metrics
 from gateway.prompts.model_catalog import Catalog
-from gateway.requests.entry_wait import WaitingRoom
 from gateway.settings import Settings
+from gateway.wake_ups import WakeUps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """Everything a request uses that is not in the request.
+    """Everything that a request uses and does not bring itself.
 
-    secret    the server secret behind every namespace
-    boot_id   this process, as the owner of the holds it opens
+    secret    the server secret, from which every namespace is derived
+    boot_id   this process, as the owner of the holds that it opens
     now_ms    wall clock, milliseconds since the epoch
-    new_id    prefix to a fresh id: "req" to "req_…"
-
-    The waiting room is where a request's end, whoever brings it about, is told to those who wait
-    for what it writes.
+    new_id    returns a fresh id with a prefix: "req" gives "req_…"
+    wake_ups  tell waiting requests that a cache entry of another one has changed
     """
 
     settings: Settings
@@ -33,4 +31,4 @@ class Dependencies:
     now_ms: Callable[[], int]
     new_id: Callable[[str], str]
     metrics: Metrics = field(default_factory=Metrics)
-    waiting_room: WaitingRoom = field(default_factory=WaitingRoom)
+    wake_ups: WakeUps = field(default_factory=WakeUps)

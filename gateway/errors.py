@@ -10,8 +10,15 @@ GatewayError
 ├── EngineFailed              500  the engine gave up on an admitted request
 ├── NotReady                  503  something the gateway needs is missing; only /readyz says so
 ├── Overloaded                529  the engine's queue is full, or the wait in it too long
-│   └── EngineReplaced             another engine, with other weights, answers in its place
-└── ModelFolderError               at start only: a model folder that cannot be served
+│   ├── EngineReplaced             the engine runs other weights than this gateway sells
+│   ├── LedgerUnavailable          the database did not take a write
+│   └── TooManyWaiting             too many requests of this process wait for cache entries
+├── ResponseBrokenOff              never sent: makes the server close a connection
+└── OperatorError                  never sent: one sentence for the operator, exit code 1
+    ├── CannotListen               the address to serve on cannot be had
+    ├── CommandError               a command cannot do what was asked
+    ├── ModelFolderError           a model folder that cannot be served
+    └── ServerSecretError          the file of the server secret is damaged
 
 The other packages' errors know nothing of HTTP; ERROR_SHAPES has their shapes too. A class without
 an entry takes its nearest ancestor's. What is not in the table is our fault: a 500 without details.
@@ -79,7 +86,35 @@ class EngineReplaced(Overloaded):
     """The engine runs other weights than the ones this gateway sells."""
 
 
-class ModelFolderError(GatewayError):
+class LedgerUnavailable(Overloaded):
+    """The database did not take a write in time; it may or may not have happened."""
+
+
+class TooManyWaiting(Overloaded):
+    """Too many requests of this process wait for cache entries already."""
+
+
+class ResponseBrokenOff(GatewayError):
+    """A response failed after its start; tells the server to close the connection."""
+
+
+class OperatorError(GatewayError):
+    """A command or a start cannot go on; the message is one sentence for the operator."""
+
+
+class CannotListen(OperatorError):
+    """The address to serve on cannot be had."""
+
+
+class CommandError(OperatorError):
+    """A command cannot do what was asked."""
+
+
+class ServerSecretError(OperatorError):
+    """The file of the server secret does not hold one."""
+
+
+class ModelFolderError(OperatorError):
     """A file of a model folder is missing, damaged, or asks for what is not supported."""
 
     def __init__(self, path: Path, problem: str, *, cure: str) -> None:
@@ -107,6 +142,8 @@ ERROR_SHAPES: dict[type[Exception], ErrorShape] = {
     EngineFailed: ErrorShape(500, "api_error"),
     NotReady: ErrorShape(503, "api_error"),
     Overloaded: ErrorShape(529, "overloaded_error"),
+    OperatorError: INTERNAL,
+    ResponseBrokenOff: INTERNAL,
     InsufficientBalance: ErrorShape(
         402, "billing_error", "The credit balance is too low for this request"
     ),

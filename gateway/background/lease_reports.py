@@ -16,7 +16,8 @@ from billing.lease_reports import LeaseReport as BookedReport
 from billing.lease_reports import book_lease_reports
 from engine.client import LeaseReport
 from gateway.dependencies import Dependencies
-from gateway.requests.ledger_writes import LedgerUnavailable, write
+from gateway.errors import LedgerUnavailable
+from gateway.requests.ledger_writes import write
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import logs
-from gateway.errors import error_body, shape_of
+from gateway.errors import ResponseBrokenOff, error_body, shape_of
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -64,14 +64,10 @@ class Edge:
             log.exception("request_failed")
             if exchange.started:
                 # Only a broken connection tells the client that this is not the whole answer.
-                raise ResponseBrokenOff from None
+                raise ResponseBrokenOff("The response failed after its start") from None
             body = error_body(error, request_id=exchange.request_id)
             response = JSONResponse(body.model_dump(), status_code=shape_of(error).status)
             await response(exchange.scope, receive, exchange.send)
-
-
-class ResponseBrokenOff(Exception):
-    """A response failed after its start; tells the server to close the connection."""
 
 
 class _Exchange:

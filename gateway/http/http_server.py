@@ -11,14 +11,11 @@ import uvicorn
 from fastapi import FastAPI
 from typing_extensions import override
 
+from gateway.errors import CannotListen
 from gateway.http.connection import Connection
 from gateway.shutdown import CONNECTIONS_SECONDS
 
 BACKLOG = 1024
-
-
-class CannotListen(Exception):
-    """The address to serve on cannot be had; the message is a sentence for the operator."""
 
 
 @contextlib.contextmanager

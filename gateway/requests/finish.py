@@ -49,7 +49,7 @@ async def settle_hold(
             answered=answered,
         ),
     )
-    deps.waiting_room.wake(record.request_id)
+    deps.wake_ups.notify(record.request_id)
     quantities = settlement.record.quantities
     if not settlement.repeated:
         for meter in Meter:
@@ -63,7 +63,7 @@ async def release_hold(deps: Dependencies, request_id: str, *, reason: str) -> N
         deps,
         partial(release, request_id=request_id, reason=reason, ended_at_ms=deps.now_ms()),
     )
-    deps.waiting_room.wake(request_id)
+    deps.wake_ups.notify(request_id)
 
 
 def _error_type(reason: FinishReason) -> str | None:

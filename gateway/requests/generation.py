@@ -36,11 +36,18 @@ from engine.client import (
 )
 from engine.client import Generation as EngineGeneration
 from gateway.dependencies import Dependencies
-from gateway.errors import EngineFailed, EngineReplaced, GatewayError, Overloaded, rejection
+from gateway.errors import (
+    EngineFailed,
+    EngineReplaced,
+    GatewayError,
+    LedgerUnavailable,
+    Overloaded,
+    rejection,
+)
 from gateway.requests.entry_wait import EntryWait
 from gateway.requests.finish import release_hold, settle_hold
-from gateway.requests.ledger_writes import LedgerUnavailable, write
-from gateway.requests.opening import open_hold_in_turn
+from gateway.requests.hold import open_when_unblocked
+from gateway.requests.ledger_writes import write
 from gateway.requests.order import Order, require_model
 from gateway.requests.output import OutputText
 from gateway.requests.usage import CacheOutcome, bill_up_to, cache_outcome, granted_writes
@@ -83,7 +90,7 @@ class Generation:
         self._engine_generation: EngineGeneration | None = None
         self._stopped_by: Exception | None = None
         self._wait = EntryWait(
-            deps.waiting_room,
+            deps.wake_ups,
             boot_id=deps.boot_id,
             seconds=deps.settings.cache_wait_seconds,
         )
@@ -150,7 +157,7 @@ class Generation:
         self._news.set()
 
     async def _answer(self) -> Ending:
-        held = await open_hold_in_turn(self.order, deps=self._deps, wait=self._wait)
+        held = await open_when_unblocked(self.order, deps=self._deps, wait=self._wait)
         self.hold_is_open = True
         try:
             self._engine_generation = engine_generation = self._submit(held.request)
@@ -214,7 +221,7 @@ class Generation:
         except LedgerUnavailable:
             # Not lost: settlement makes paid entries live and removes the others.
             log.warning("entries_not_changed_yet", extra={"request_id": request_id})
-        self._deps.waiting_room.wake(request_id)
+        self._deps.wake_ups.notify(request_id)
 
     def _take(self, ids: tuple[int, ...], engine_generation: EngineGeneration) -> None:
         if self._first_token_at_ms is None:

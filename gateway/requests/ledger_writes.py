@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from billing.errors import WriterUnavailable
 from gateway.dependencies import Dependencies
-from gateway.errors import Overloaded
+from gateway.errors import LedgerUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +22,6 @@ WRITE_SECONDS_MAX = 15.0
 
 # A client waits for its last event meanwhile, so the tries end soon.
 RETRY_PAUSES_SECONDS = (0.1, 0.5, 2.0)
-
-
-class LedgerUnavailable(Overloaded):
-    """The database did not take a write; it may or may not have happened."""
 
 
 async def write(deps: Dependencies, operation: Callable[[Connection], T]) -> T:

@@ -5,11 +5,9 @@ import os
 import secrets
 from pathlib import Path
 
+from gateway.errors import ServerSecretError
+
 SECRET_BYTES = 32
-
-
-class ServerSecretError(Exception):
-    """The secret's file does not hold one; the message is a sentence for the operator."""
 
 
 def load_server_secret(path: Path) -> bytes:

@@ -12,7 +12,8 @@ from billing.price_cards import PriceCard, publish
 from billing.verification import verify
 from engine.client import GenerateRequest
 from gateway.prompts.parse import parse_prompt
-from gateway.requests.order import HeldOrder, hold_order, place_order
+from gateway.requests.hold import HeldOrder, hold_order
+from gateway.requests.order import place_order
 from gateway.wire.request import MessagesRequest
 from tests.gateway.front import KEY, NOW_MS, Front, front
 from tests.gateway.stack import RATES, Stack, running_stack

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.errors import ServerSecretError
 from gateway.requests.namespace import (
     SECRET_BYTES,
-    ServerSecretError,
     load_server_secret,
     namespace,
 )
