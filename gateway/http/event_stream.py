@@ -1,4 +1,4 @@
-"""A streamed answer: its events in order, pings in silence, and a reader that may go away."""
+"""A streamed response: server-sent events in order, pings in silence, a client that may leave."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -12,25 +12,17 @@ from typing_extensions import override
 from gateway.errors import error_body
 from gateway.http.disconnect import attended
 from gateway.requests.generation import Generation
-from gateway.requests.wire_messages import message_end, message_start
-from gateway.wire.events import (
-    ContentBlockDelta,
-    ContentBlockStart,
-    ContentBlockStop,
-    Event,
-    MessageStop,
-    Ping,
-    TextDelta,
-    encode,
-)
+from gateway.requests.output import BlockEvent, BlockStart
+from gateway.requests.wire_messages import block_event, message_delta, message_start
+from gateway.wire.events import Event, MessageStop, Ping, encode
 
-# A reader that takes nothing for this long is treated as gone: the engine stops, and what it
-# produced is settled. Until then its text waits in memory, bounded by the request's max_tokens.
-STALLED_READER_SECONDS = 60.0
+# A client that reads nothing for this long is treated as disconnected: the engine aborts, and what
+# was produced is settled. Until then its events wait in memory, bounded by the max_tokens.
+STALLED_CLIENT_SECONDS = 60.0
 
 
 class EventStream(Response):
-    """Sends one generation's events as they happen; a reader that leaves abandons it."""
+    """Sends the events of one generation as they happen; a disconnect aborts it."""
 
     def __init__(
         self,
@@ -38,7 +30,7 @@ class EventStream(Response):
         *,
         ping_seconds: float,
         headers: Mapping[str, str],
-        stalled_seconds: float = STALLED_READER_SECONDS,
+        stalled_seconds: float = STALLED_CLIENT_SECONDS,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -55,7 +47,7 @@ class EventStream(Response):
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until the last has left. Raises ClientDisconnect for a stalled reader."""
+        """Send the events until the last has left. Raises ClientDisconnect for a stalled client."""
         async with attended(self._generation, receive):
             await self._send_all(send)
 
@@ -81,44 +73,39 @@ class EventStream(Response):
 
 
 async def message_events(generation: Generation, *, ping_seconds: float) -> AsyncIterator[Event]:
-    """The events of one answer, from message_start to message_stop or to an error.
+    """Yield the events of one stream, from message_start to message_stop or to an error.
 
-    A stream never just ends: a client takes that for success. The caller has seen the generation
-    admitted, so that usage is known; the end is told only after it has been settled.
+    A stream never just ends: a client takes that for success. The generation has been admitted, so
+    that usage is known; the last events leave only after the settlement.
     """
     yield message_start(generation.order, await generation.admitted())
-    num_blocks = 0
     try:
-        async for text in texts_or_silence(generation, ping_seconds=ping_seconds):
-            if text is None:
+        async for event in events_or_silence(generation, ping_seconds=ping_seconds):
+            if event is None:
                 yield Ping()
                 continue
-            if num_blocks == 0:
-                num_blocks = 1
-                yield ContentBlockStart(index=0)
+            yield block_event(event)
+            if event == BlockStart(0):
                 yield Ping()
-            yield ContentBlockDelta(index=0, delta=TextDelta(text=text))
         ending = await generation.ended()
     except Exception as error:  # noqa: BLE001 - whatever failed, the client must be told
         yield error_body(error, request_id=generation.order.request_id)
         return
-    if num_blocks:
-        yield ContentBlockStop(index=0)
-    yield message_end(ending)
+    yield message_delta(ending)
     yield MessageStop()
 
 
-async def texts_or_silence(
+async def events_or_silence(
     generation: Generation, *, ping_seconds: float
-) -> AsyncIterator[str | None]:
-    """The answer's text as it comes; None for each `ping_seconds` without any."""
+) -> AsyncIterator[BlockEvent | None]:
+    """Yield block events as they come, and None for each `ping_seconds` without any."""
     while True:
         try:
             async with asyncio.timeout(ping_seconds):
-                text = await generation.next_text()
+                event = await generation.next_event()
         except TimeoutError:
             yield None
         else:
-            if not text:
+            if event is None:
                 return
-            yield text
+            yield event

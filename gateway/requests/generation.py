@@ -1,11 +1,11 @@
-"""One request's life behind its connection: hold, engine, entries, and one settlement or release.
+"""One request's life, apart from its connection: hold, engine, entries, one settlement or release.
 
-If another request is about to write what this one could read, it waits for that before its hold.
+If another request is about to write a prefix that this one could read, it waits before its hold.
 
-A generation runs in a task of its own that no connection can cancel. Whoever answers the client
-reads its text and its ending. If nobody reads any more, the engine is told to stop, and what it
-produced is settled all the same. If the engine or the database is lost on the way, the hold stays
-open and recovery closes it from the engine's journal.
+A generation runs in a task of its own that no connection can cancel. The response reads its block
+events and its ending. When the client disconnects, the engine aborts the request, and the tokens
+produced so far are settled all the same. If the engine or the database is lost on the way, the hold
+stays open and recovery closes it from the engine's journal.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from gateway.requests.finish import release_hold, settle_hold
 from gateway.requests.hold import open_when_unblocked
 from gateway.requests.ledger_writes import write
 from gateway.requests.order import Order, require_model
-from gateway.requests.output import OutputText
+from gateway.requests.output import BlockEvent, OutputBlocks
 from gateway.requests.usage import CacheOutcome, bill_up_to, cache_outcome, granted_writes
 from gateway.wire.response import StopReason
 
@@ -58,13 +58,13 @@ log = logging.getLogger(__name__)
 # The longest the engine may say nothing before it is taken for hung; the SDK's own read timeout.
 ENGINE_SILENCE_SECONDS = 600.0
 
-# What a request may fail with. Anything else is somebody's bug, and its traceback goes to the log.
+# What a request may fail with. Anything else is a bug, and its traceback goes to the log.
 EXPECTED = (GatewayError, InsufficientBalance, UnknownPrice, EngineLost, ClientDisconnect)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an answer ended; it is settled by then."""
+    """How the output ended; the request is settled by then."""
 
     stop_reason: StopReason
     stop_sequence: str | None
@@ -72,10 +72,10 @@ class Ending:
 
 
 class Generation:
-    """A request in flight: `run` is its task, the rest is for whoever answers the client.
+    """One open request. `run` is its task; the other methods are for the response.
 
-    Read `admitted`, then `next_text` until it is empty, then `ended`; the first and the last raise
-    what the request failed with. `hold_is_open` tells whether the ledger still waits for its end.
+    Await `admitted`, then `next_event` until it returns None, then `ended`; the first and the last
+    raise what the request failed with. `hold_is_open` is whether its hold is still to be closed.
     """
 
     def __init__(self, order: Order, *, deps: Dependencies) -> None:
@@ -85,7 +85,7 @@ class Generation:
         loop = asyncio.get_running_loop()
         self._admitted: asyncio.Future[CacheOutcome] = loop.create_future()
         self._ended: asyncio.Future[Ending] = loop.create_future()
-        self._texts: deque[str] = deque()  # not taken yet; bounded by the request's max_tokens
+        self._events: deque[BlockEvent] = deque()  # not taken yet; bounded by max_tokens
         self._news = asyncio.Event()
         self._engine_generation: EngineGeneration | None = None
         self._stopped_by: Exception | None = None
@@ -95,7 +95,7 @@ class Generation:
             seconds=deps.settings.cache_wait_seconds,
         )
         self._first_token_at_ms: int | None = None
-        self._output = OutputText(
+        self._output = OutputBlocks(
             order.prompt.model.tokenizer.detokenizer(),
             stop_sequences=order.body.stop_sequences or (),
             stop_token_ids=order.engine_info.stop_token_ids,
@@ -103,30 +103,30 @@ class Generation:
 
     @property
     def stopped_at(self) -> int | None:
-        """The output tokens up to the stop string that ended the answer; None without one."""
+        """The output tokens up to the stop string that ended the output; None without one."""
         return None if self._output.stop_sequence is None else self._output.num_tokens
 
     async def admitted(self) -> CacheOutcome:
         """Wait until the engine has admitted the request; from then on its cache split is final."""
         return await asyncio.shield(self._admitted)
 
-    async def next_text(self) -> str:
-        """Wait for the next piece of text; empty when there will be no more."""
-        while not self._texts and not self._ended.done():
+    async def next_event(self) -> BlockEvent | None:
+        """Wait for the next block event; None when there will be no more."""
+        while not self._events and not self._ended.done():
             self._news.clear()
             await self._news.wait()
-        return self._texts.popleft() if self._texts else ""
+        return self._events.popleft() if self._events else None
 
     async def ended(self) -> Ending:
         """Wait until the request is settled."""
         return await asyncio.shield(self._ended)
 
     def abandon(self) -> None:
-        """The client has gone: stop the engine, settle what it produced."""
+        """The client has disconnected: abort in the engine, settle what was produced."""
         self.stop(ClientDisconnect())
 
     def stop(self, cause: Exception) -> None:
-        """Stop the engine, settle what it produced, and fail with `cause`; too late at the end."""
+        """Abort in the engine, settle what was produced, fail with `cause`; a no-op at the end."""
         if self._ended.done() or self._stopped_by is not None:
             return
         self._stopped_by = cause
@@ -135,9 +135,9 @@ class Generation:
             self._engine_generation.abort()
 
     async def run(self) -> None:
-        """Live the request's whole life. Raises nothing but its own cancellation, at shutdown."""
+        """Run the request to its end. Raises nothing but its own cancellation, at shutdown."""
         try:
-            ending = await self._answer()
+            ending = await self._generate()
         except asyncio.CancelledError:
             self._fail(Overloaded("The server has stopped"))
             raise
@@ -153,10 +153,10 @@ class Generation:
         for future in (self._admitted, self._ended):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # seen: perhaps nobody waits for it any more
+                future.exception()  # retrieved: perhaps no task awaits it any more
         self._news.set()
 
-    async def _answer(self) -> Ending:
+    async def _generate(self) -> Ending:
         held = await open_when_unblocked(self.order, deps=self._deps, wait=self._wait)
         self.hold_is_open = True
         try:
@@ -172,7 +172,7 @@ class Generation:
         try:
             end = await self._follow(engine_generation, held.hold)
         except Exception:
-            # Nobody follows it any more; recovery settles what it had produced.
+            # No consumer is left; recovery will settle the tokens produced so far.
             engine_generation.abort()
             raise
         if isinstance(end, Rejected):
@@ -181,7 +181,7 @@ class Generation:
         return await self._close(end)
 
     def _submit(self, request: GenerateRequest) -> EngineGeneration:
-        """Give the request to the engine, which may be another one than the order was placed for.
+        """Submit the request to the engine, which may have been replaced since the order.
 
         Raises EngineLost or EngineReplaced; the engine has not seen the request then.
         """
@@ -190,7 +190,7 @@ class Generation:
         return self._deps.engine.generate(request)
 
     async def _follow(self, engine_generation: EngineGeneration, hold: Hold) -> Finished | Rejected:
-        """Take the engine's events as they come, and return the last one."""
+        """Handle the engine's events as they arrive, and return the last one."""
         events = aiter(engine_generation)
         while True:
             match await _next_event(events):
@@ -205,13 +205,13 @@ class Generation:
                     return last
 
     async def _withdraw_refused(self, hold: Hold, grants: tuple[Grant, ...]) -> None:
-        """Take back the entries that the engine will not pin, so that nobody waits for them."""
+        """Remove the entries that the engine will not pin, so that no request waits for them."""
         granted = granted_writes(hold, grants)
         if len(granted) < len(hold.writes):
             await self._change_entries(partial(remove_unpaid, paid=granted))
 
     async def _activate(self, tokens: int) -> None:
-        """Make the entry of a committed prefix live, before any of the answer is seen."""
+        """Make the entry of a committed prefix live, before any output is shown."""
         await self._change_entries(partial(activate, tokens=tokens))
 
     async def _change_entries(self, change: Callable[..., None]) -> None:
@@ -219,7 +219,7 @@ class Generation:
         try:
             await write(self._deps, partial(change, request_id=request_id))
         except LedgerUnavailable:
-            # Not lost: settlement makes paid entries live and removes the others.
+            # Nothing is lost: settlement makes paid entries live and removes the others.
             log.warning("entries_not_changed_yet", extra={"request_id": request_id})
         self._deps.wake_ups.notify(request_id)
 
@@ -228,16 +228,16 @@ class Generation:
             self._first_token_at_ms = self._deps.now_ms()
         self._show(self._output.push(ids))
         if self.stopped_at is not None:
-            # Said again for each overrun token that was on its way; it changes nothing then.
+            # Sent again for each token that was on its way meanwhile; a no-op in the engine then.
             engine_generation.finish(self.stopped_at)
 
-    def _show(self, text: str) -> None:
-        if text:
-            self._texts.append(text)
+    def _show(self, events: list[BlockEvent]) -> None:
+        if events:
+            self._events.extend(events)
             self._news.set()
 
     async def _close(self, finished: Finished) -> Ending:
-        """Settle or release, and only then say how the answer ended."""
+        """Settle or release, and only then return how the output ended."""
         record = finished.record
         if record is None:
             await self._release(finished.reason)
@@ -253,6 +253,7 @@ class Generation:
         )
         self.hold_is_open = False
         if stop_reason is not None:
+            self._show(self._output.close())
             return Ending(stop_reason, self._output.stop_sequence, quantities)
         if record.finish_reason == "aborted":
             raise self._stopped_by or Overloaded("The engine stopped this request")
@@ -264,7 +265,7 @@ class Generation:
         self.hold_is_open = False
 
     def _stop_reason(self, reason: FinishReason) -> StopReason | None:
-        """What the client is told; None if the answer did not come to an end of its own."""
+        """Return the wire's stop reason; None if the output was cut."""
         if is_failure(reason) or reason == "aborted":
             return None
         if self._output.stop_sequence is not None:

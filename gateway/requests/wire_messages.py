@@ -1,14 +1,25 @@
-"""The words around an answer: how it starts, how it ends, and both at once."""
+"""A request's output in wire form: the events of a stream, or one whole Message."""
+
+from collections.abc import Sequence
 
 from gateway.requests.generation import Ending
 from gateway.requests.order import Order
+from gateway.requests.output import BlockDelta, BlockEvent, BlockStart, BlockStop
 from gateway.requests.usage import CacheOutcome, delta_usage_of, usage_of
-from gateway.wire.events import MessageDelta, MessageStart, StopDelta
+from gateway.wire.events import (
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    MessageDelta,
+    MessageStart,
+    StopDelta,
+    TextDelta,
+)
 from gateway.wire.response import Message, TextContent
 
 
 def message_start(order: Order, outcome: CacheOutcome) -> MessageStart:
-    """The empty message; its usage has the whole input side and no output yet."""
+    """Return the empty message; its usage has the whole input side and no output yet."""
     return MessageStart(
         message=Message(
             id=order.message_id,
@@ -21,20 +32,35 @@ def message_start(order: Order, outcome: CacheOutcome) -> MessageStart:
     )
 
 
-def message_end(ending: Ending) -> MessageDelta:
-    """Why the answer ended and what it cost in all."""
+def block_event(event: BlockEvent) -> ContentBlockStart | ContentBlockDelta | ContentBlockStop:
+    """Return the wire form of one block event."""
+    match event:
+        case BlockStart(index=index):
+            return ContentBlockStart(index=index)
+        case BlockDelta(index=index, text=text):
+            return ContentBlockDelta(index=index, delta=TextDelta(text=text))
+        case BlockStop(index=index):
+            return ContentBlockStop(index=index)
+
+
+def message_delta(ending: Ending) -> MessageDelta:
+    """Return why the output ended and the usage of the whole request."""
     return MessageDelta(
         delta=StopDelta(stop_reason=ending.stop_reason, stop_sequence=ending.stop_sequence),
         usage=delta_usage_of(ending.quantities),
     )
 
 
-def whole_message(order: Order, *, text: str, ending: Ending) -> Message:
-    """The answer that is not streamed; without any text it has no block."""
+def whole_message(order: Order, *, events: Sequence[BlockEvent], ending: Ending) -> Message:
+    """Return the message that is not streamed, from all of its block events."""
+    texts: dict[int, list[str]] = {}
+    for event in events:
+        if isinstance(event, BlockDelta):
+            texts.setdefault(event.index, []).append(event.text)
     return Message(
         id=order.message_id,
         model=order.prompt.model.id,
-        content=(TextContent(text=text),) if text else (),
+        content=tuple(TextContent(text="".join(pieces)) for pieces in texts.values()),
         stop_reason=ending.stop_reason,
         stop_sequence=ending.stop_sequence,
         usage=usage_of(ending.quantities),

@@ -14,6 +14,7 @@ from gateway.prompts.parse import parse_prompt
 from gateway.requests.generation import Generation
 from gateway.requests.open_requests import OpenRequests
 from gateway.requests.order import place_order
+from gateway.requests.output import BlockEvent
 from gateway.requests.wire_messages import whole_message
 from gateway.wire.request import MessagesRequest
 
@@ -49,14 +50,14 @@ async def create_message(
         outcome = await generation.admitted()
         headers = {"x-kvmeter-cache": outcome.header}
         if not body.stream:
-            text = await _all_text(generation)
-            message = whole_message(order, text=text, ending=await generation.ended())
+            events = await _all_events(generation)
+            message = whole_message(order, events=events, ending=await generation.ended())
             return JSONResponse(message.model_dump(), headers=headers)
     return EventStream(generation, ping_seconds=deps.settings.ping_seconds, headers=headers)
 
 
-async def _all_text(generation: Generation) -> str:
-    pieces = []
-    while piece := await generation.next_text():
-        pieces.append(piece)
-    return "".join(pieces)
+async def _all_events(generation: Generation) -> list[BlockEvent]:
+    events = []
+    while (event := await generation.next_event()) is not None:
+        events.append(event)
+    return events
