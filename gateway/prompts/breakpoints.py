@@ -26,11 +26,11 @@ class Marker:
 
 
 @dataclass(frozen=True, slots=True)
-class Breakpoint:
-    """A marker that takes effect: the prefix of exactly `tokens` tokens, up to block `block`."""
+class CacheBreakpoint:
+    """A marker that takes effect: the first `num_tokens` tokens, up to the end of block `block`."""
 
     block: int
-    tokens: int
+    num_tokens: int
     ttl_class: TtlClass
 
 
@@ -59,15 +59,15 @@ def read_markers(
 
 def effective_breakpoints(
     markers: Sequence[Marker], rendered: RenderedPrompt, *, min_tokens: int
-) -> tuple[Breakpoint, ...]:
-    """The markers whose prefix is long enough, ascending strictly by tokens; the rest are inert."""
+) -> tuple[CacheBreakpoint, ...]:
+    """Return the markers whose prefix is long enough, strictly ascending; the rest are inert."""
     by_length = {
-        rendered.block_ends[marker.block]: Breakpoint(
+        rendered.block_ends[marker.block]: CacheBreakpoint(
             marker.block, rendered.block_ends[marker.block], marker.ttl_class
         )
         for marker in markers
     }
-    return tuple(point for tokens, point in by_length.items() if tokens >= min_tokens)
+    return tuple(point for num_tokens, point in by_length.items() if num_tokens >= min_tokens)
 
 
 def _with_automatic(

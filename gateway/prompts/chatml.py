@@ -3,27 +3,24 @@
     <|im_start|>user\\nWhat is a lease?<|im_end|>\\n<|im_start|>assistant\\n
     └───────── block 1 ─────────────┘└────────────── tail ───────────────┘
 
-The tokens between two blocks belong to the one that follows: the end of the turn before it and the
-header of its own. The header is encoded together with the first text of its turn, as the model saw
-it in training; later blocks of a turn are encoded alone, so that a block's end is always a token's.
+The tokens between two blocks belong to the block that follows: the end of the previous turn and the
+header of its own. The header is encoded together with the first text of its turn, as in the model's
+training data. Later blocks of a turn are encoded alone, so that a block ends at a token boundary.
 """
 
-import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from gateway.errors import ModelFolderError
 from gateway.prompts.conversation import Block
-from gateway.prompts.rendered_prompt import RenderedPrompt, pack_tokens
+from gateway.prompts.rendered_prompt import RenderedPrompt, pack_token_ids
 from gateway.prompts.tokenizer import Tokenizer
 
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 
 
-class ChatmlRenderer:
-    """Renders ChatML; `default_system` is the system turn of a conversation that brings none."""
+class ChatmlTemplate:
+    """ChatML; `default_system` is the system turn of a conversation that has none."""
 
     def __init__(self, tokenizer: Tokenizer, *, default_system: str | None) -> None:
         self._tokenizer = tokenizer
@@ -33,21 +30,16 @@ class ChatmlRenderer:
         self._answer = self._turn("assistant", "")
 
     @classmethod
-    def load(cls, model_dir: Path, tokenizer: Tokenizer) -> "ChatmlRenderer":
-        """The renderer of a model folder. Raises ModelFolderError if its template is another."""
-        path, template = _read_template(model_dir)
-        match = _CHATML.fullmatch(template.strip())
-        if match is None:
-            problem = "the chat template is not plain ChatML, the only one served yet"
-            raise ModelFolderError(path, problem, cure="choose another model")
-        try:
-            return cls(tokenizer, default_system=match["default_system"])
-        except KeyError as error:
-            problem = f"the template needs a special token that the tokenizer lacks: {error}"
-            raise ModelFolderError(path, problem, cure="fetch the model again") from error
+    def recognize(cls, source: str, tokenizer: Tokenizer) -> "ChatmlTemplate | None":
+        """Return the template whose Jinja source this is; None if it is not plain ChatML.
+
+        Raises KeyError if the tokenizer lacks a special token that ChatML needs.
+        """
+        match = _CHATML.fullmatch(source.strip())
+        return None if match is None else cls(tokenizer, default_system=match["default_system"])
 
     def render(self, blocks: Sequence[Block]) -> RenderedPrompt:
-        """Render the conversation, and open the answer unless its last turn is one begun."""
+        """Render the conversation; open the assistant's turn, unless the last turn is one already."""
         ids: list[int] = []
         block_ends = []
         role = None
@@ -64,32 +56,14 @@ class ChatmlRenderer:
             block_ends.append(len(ids))
         if role != "assistant":
             ids += [*self._turn_break, *self._answer]
-        return RenderedPrompt(pack_tokens(ids), tuple(block_ends))
+        return RenderedPrompt(pack_token_ids(ids), tuple(block_ends))
 
     def _turn(self, role: str, text: str) -> list[int]:
         return [self._start, *self._tokenizer.encode(f"{role}\n{text}")]
 
 
-def _read_template(model_dir: Path) -> tuple[Path, str]:
-    """The folder's chat template: a file of its own, or a field of tokenizer_config.json."""
-    path = model_dir / "chat_template.jinja"
-    try:
-        if path.exists():
-            return path, path.read_text(encoding="utf-8")
-        path = model_dir / "tokenizer_config.json"
-        template = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
-    except (OSError, ValueError) as error:
-        problem = f"the chat template cannot be read ({error})"
-        raise ModelFolderError(path, problem, cure="fetch the model again") from error
-    if not isinstance(template, str):
-        problem = "the model has no chat template"
-        raise ModelFolderError(path, problem, cure="choose an instruction-tuned model")
-    return path, template
-
-
-# The one template we can render without a template engine, with or without a default system turn.
-# A newline in it may be written out or escaped. Whatever else a template does (tools, dropped
-# reasoning, trimmed text) makes it another one.
+# Plain ChatML, with or without a default system turn; a newline may be literal or escaped. A source
+# that does more (tools, dropped reasoning, trimmed text) is another template.
 _CHATML = re.compile(
     r"""
     \{%\ for\ message\ in\ messages\ %\}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from engine.client import EngineInfo
 from gateway.errors import ModelFolderError, NotFound
-from gateway.prompts.chatml import ChatmlRenderer
-from gateway.prompts.rendered_prompt import Renderer
+from gateway.prompts.chat_templates import load_chat_template
+from gateway.prompts.rendered_prompt import ChatTemplate
 from gateway.prompts.tokenizer import Tokenizer
 
 
@@ -27,7 +27,7 @@ class ServedModel:
     context_window_tokens: int
     min_cache_tokens: int
     weights_digest: str
-    renderer: Renderer
+    chat_template: ChatTemplate
     tokenizer: Tokenizer
 
     def is_run_by(self, info: EngineInfo) -> bool:
@@ -54,7 +54,7 @@ def read_model(model_dir: Path, info: EngineInfo, *, min_cache_tokens: int) -> S
         context_window_tokens=info.max_model_len,
         min_cache_tokens=min_cache_tokens,
         weights_digest=info.weights_digest,
-        renderer=ChatmlRenderer.load(model_dir, tokenizer),
+        chat_template=load_chat_template(model_dir, tokenizer),
         tokenizer=tokenizer,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from anyio import to_thread
 
 from gateway.errors import InvalidRequest
-from gateway.prompts.breakpoints import Breakpoint, effective_breakpoints, read_markers
+from gateway.prompts.breakpoints import CacheBreakpoint, effective_breakpoints, read_markers
 from gateway.prompts.conversation import Block, read_blocks
 from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.prompts.rendered_prompt import RenderedPrompt
@@ -19,7 +19,7 @@ class ParsedPrompt:
 
     model: ServedModel
     rendered: RenderedPrompt
-    breakpoints: tuple[Breakpoint, ...]
+    breakpoints: tuple[CacheBreakpoint, ...]
 
 
 async def parse_prompt(request: PromptRequest, *, catalog: Catalog) -> ParsedPrompt:
@@ -32,7 +32,7 @@ async def parse_prompt(request: PromptRequest, *, catalog: Catalog) -> ParsedPro
     markers = read_markers(blocks, automatic=request.cache_control)
     _require_fit(model, num_tokens=_fewest_tokens(model, blocks))
     # A long prompt takes a while to tokenise; the other requests go on meanwhile.
-    rendered = await to_thread.run_sync(model.renderer.render, blocks)
+    rendered = await to_thread.run_sync(model.chat_template.render, blocks)
     _require_fit(model, num_tokens=rendered.num_tokens)
     breakpoints = effective_breakpoints(markers, rendered, min_tokens=model.min_cache_tokens)
     return ParsedPrompt(model, rendered, breakpoints)

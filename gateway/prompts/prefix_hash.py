@@ -17,7 +17,7 @@ def entry_keys(scope: bytes, rendered: RenderedPrompt) -> tuple[str, ...]:
     keys = []
     start = 0
     for end in rendered.block_ends:
-        digest.update(rendered.tokens[start * 4 : end * 4])
+        digest.update(rendered.token_ids[start * 4 : end * 4])
         keys.append(digest.copy().hexdigest())
         start = end
     return tuple(keys)

@@ -1,4 +1,4 @@
-"""The seam between a conversation and its tokens."""
+"""A rendered prompt, and the protocol of chat templates: blocks in, token ids out."""
 
 import struct
 from collections.abc import Sequence
@@ -10,34 +10,34 @@ from gateway.prompts.conversation import Block
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt as the engine takes it.
+    """A prompt in token ids.
 
-    tokens      token ids, packed little-endian u32
-    block_ends  for each block, the tokens of the prompt up to and including it; the rest of the
-                prompt, the tail, opens the answer and belongs to no block
+    token_ids   packed little-endian u32
+    block_ends  for each block, the number of tokens up to and including it; the rest of the prompt,
+                the tail, opens the assistant's turn and belongs to no block
     """
 
-    tokens: bytes
+    token_ids: bytes
     block_ends: tuple[int, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the whole prompt."""
-        return len(self.tokens) // 4
+        """The length of the whole prompt."""
+        return len(self.token_ids) // 4
 
 
-class Renderer(Protocol):
-    """Turns blocks into tokens, append-only.
+class ChatTemplate(Protocol):
+    """Renders blocks as token ids, append-only.
 
-    What it writes for a block depends on that block and the ones before it, never on what follows:
-    up to its last block's end, a conversation is a prefix of every conversation that continues it.
+    The tokens of a block depend on that block and the ones before it, never on later ones. So up to
+    the end of its last block, a conversation is a prefix of every conversation that continues it.
     """
 
     def render(self, blocks: Sequence[Block]) -> RenderedPrompt:
-        """Render the conversation, and open the answer. Pure; may be called from any thread."""
+        """Render the conversation, and open the assistant's turn. Pure; safe in any thread."""
         ...
 
 
-def pack_tokens(ids: Sequence[int]) -> bytes:
-    """Token ids as packed little-endian u32."""
+def pack_token_ids(ids: Sequence[int]) -> bytes:
+    """Pack token ids as little-endian u32."""
     return struct.pack(f"<{len(ids)}I", *ids)

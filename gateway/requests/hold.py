@@ -107,7 +107,7 @@ def _hold(conn: Connection, order: Order, match: CacheMatch, *, deps: Dependenci
     amount_nanos = worst_case_nanos(
         card,
         total_tokens=order.prompt.rendered.num_tokens,
-        marked_tokens=points[-1].tokens if points else 0,
+        marked_tokens=points[-1].num_tokens if points else 0,
         any_1h=any(point.ttl_class == "1h" for point in points),
         max_tokens=order.max_tokens,
     )
@@ -154,7 +154,7 @@ def _generate_request(order: Order, match: CacheMatch, *, deps: Dependencies) ->
             model_id=model.id,
             weights_digest=model.weights_digest,
         ),
-        prompt=order.prompt.rendered.tokens,
+        prompt=order.prompt.rendered.token_ids,
         max_tokens=order.max_tokens,
         read_tokens=match.read_tokens,
         sampling=_sampling(order.body, order.engine_info.default_sampling),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from billing.entries import Entry, PendingEntry
 from billing.meters import WritePoint
-from gateway.prompts.breakpoints import Breakpoint
+from gateway.prompts.breakpoints import CacheBreakpoint
 
 LOOKBACK_POSITIONS = 20  # how many blocks a breakpoint looks back over, itself included
 
@@ -29,7 +29,7 @@ class CacheMatch:
 
 
 def keys_to_look_up(
-    entry_keys: Sequence[str], breakpoints: Sequence[Breakpoint]
+    entry_keys: Sequence[str], breakpoints: Sequence[CacheBreakpoint]
 ) -> tuple[str, ...]:
     """The keys that can matter: those up to the last breakpoint; without one there are none."""
     if not breakpoints:
@@ -38,7 +38,7 @@ def keys_to_look_up(
 
 
 def match_entries(
-    entry_keys: Sequence[str], breakpoints: Sequence[Breakpoint], live: Mapping[str, Entry]
+    entry_keys: Sequence[str], breakpoints: Sequence[CacheBreakpoint], live: Mapping[str, Entry]
 ) -> CacheMatch:
     """Match a prompt, by the key of each of its blocks, against the live entries.
 
@@ -53,16 +53,16 @@ def match_entries(
         read_tokens=read_tokens,
         read_entries=tuple(read_entries.values()),
         writes=tuple(
-            WritePoint(point.tokens, point.ttl_class, entry_keys[point.block])
+            WritePoint(point.num_tokens, point.ttl_class, entry_keys[point.block])
             for point in breakpoints
-            if point.tokens > read_tokens
+            if point.num_tokens > read_tokens
         ),
     )
 
 
 def entries_to_wait_for(
     entry_keys: Sequence[str],
-    breakpoints: Sequence[Breakpoint],
+    breakpoints: Sequence[CacheBreakpoint],
     *,
     live: Mapping[str, Entry],
     pending: Sequence[PendingEntry],
@@ -78,7 +78,7 @@ def entries_to_wait_for(
 
 
 def _highest_hit(
-    entry_keys: Sequence[str], breakpoints: Sequence[Breakpoint], found: Container[str]
+    entry_keys: Sequence[str], breakpoints: Sequence[CacheBreakpoint], found: Container[str]
 ) -> int | None:
     for point in reversed(breakpoints):
         for block in range(point.block, max(-1, point.block - LOOKBACK_POSITIONS), -1):

@@ -22,7 +22,7 @@ from gateway.dependencies import Dependencies
 from gateway.ids import id_maker
 from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.settings import Settings
-from tests.gateway.word_renderer import VOCAB_SIZE, WordRenderer, WordTokenizer
+from tests.gateway.word_template import VOCAB_SIZE, WordTemplate, WordTokenizer
 
 NOW_MS = 1_772_366_400_000  # 2026-03-01T12:00:00Z
 WINDOW_TOKENS = 100_000
@@ -96,7 +96,7 @@ def served(model_id: str = "wt") -> ServedModel:
         context_window_tokens=WINDOW_TOKENS,
         min_cache_tokens=512,
         weights_digest="digest",
-        renderer=WordRenderer(),
+        chat_template=WordTemplate(),
         tokenizer=WordTokenizer(),
     )
 

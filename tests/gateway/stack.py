@@ -424,7 +424,7 @@ def _word_model(stack: Stack, weights_digest: str) -> ServedModel:
         context_window_tokens=stack.config.max_model_len,
         min_cache_tokens=stack.settings.cache_min_tokens,
         weights_digest=weights_digest,
-        renderer=stack.words,
+        chat_template=stack.words,
         tokenizer=stack.words,  # type: ignore[arg-type]
     )
 

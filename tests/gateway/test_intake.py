@@ -15,14 +15,14 @@ from tests.gateway.front import served
 
 
 class NeverRenders:
-    """A renderer that must not be reached."""
+    """A chat template that must not be reached."""
 
     def render(self, blocks: Sequence[Block]) -> RenderedPrompt:
         raise AssertionError(f"{len(blocks)} blocks were rendered")
 
 
 async def test_blocks_that_cannot_fit_are_counted_and_never_tokenised() -> None:
-    model = replace(served(), renderer=NeverRenders(), context_window_tokens=99)
+    model = replace(served(), chat_template=NeverRenders(), context_window_tokens=99)
     request = read(model=model.id, messages=[turn("user", *[text("x")] * 100)])
 
     with pytest.raises(InvalidRequest, match="prompt is too long: 100 tokens > 99 maximum"):

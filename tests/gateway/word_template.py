@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 from gateway.prompts.conversation import Block
-from gateway.prompts.rendered_prompt import RenderedPrompt, pack_tokens
+from gateway.prompts.rendered_prompt import RenderedPrompt, pack_token_ids
 
 VOCAB_SIZE = 49_152
 
@@ -13,14 +13,14 @@ def word_id(word: str) -> int:
     return int.from_bytes(sha256(word.encode()).digest()[:8], "little") % VOCAB_SIZE
 
 
-class WordRenderer:
+class WordTemplate:
     def render(self, blocks: Sequence[Block]) -> RenderedPrompt:
         ids: list[int] = []
         block_ends = []
         for block in blocks:
             ids += [word_id(word) for word in block.text.split()]
             block_ends.append(len(ids))
-        return RenderedPrompt(pack_tokens(ids), tuple(block_ends))
+        return RenderedPrompt(pack_token_ids(ids), tuple(block_ends))
 
 
 class WordTokenizer:
