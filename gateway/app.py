@@ -6,36 +6,37 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from gateway import count_tokens, handlers, health, messages, models, records
-from gateway.edge import Edge
-from gateway.in_flight import InFlight
-from gateway.lease_reports import booking_leases
-from gateway.parts import Parts
-from gateway.recovery import keep_recovering
+from gateway.background.lease_reports import booking_leases
+from gateway.background.recovery import keep_recovering
+from gateway.dependencies import Dependencies
+from gateway.http import error_responses
+from gateway.http.edge import Edge
+from gateway.requests.open_requests import OpenRequests
+from gateway.routes import count_tokens, health, messages, models, request_records
 
 
-def create_app(parts: Parts) -> FastAPI:
+def create_app(deps: Dependencies) -> FastAPI:
     """The gateway as an ASGI application.
 
-    Whoever runs it drains `app.state.in_flight` before stopping the server, which by itself would
-    wait for every stream to end.
+    Drain `app.state.open_requests` before stopping the server: by itself the server waits for every
+    stream to end.
     """
-    in_flight = InFlight(parts)
+    open_requests = OpenRequests(deps)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        recovering = asyncio.create_task(keep_recovering(parts, in_flight), name="recovery")
-        async with booking_leases(parts):
+        recovering = asyncio.create_task(keep_recovering(deps, open_requests), name="recovery")
+        async with booking_leases(deps):
             yield
-            await in_flight.drain(0)
+            await open_requests.drain(0)
         recovering.cancel()
 
     # No generated documentation: the routes read their bodies themselves, it would know nothing.
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    app.state.parts = parts
-    app.state.in_flight = in_flight
-    for module in (messages, count_tokens, models, records, health):
+    app.state.deps = deps
+    app.state.open_requests = open_requests
+    for module in (messages, count_tokens, models, request_records, health):
         app.include_router(module.router)
-    handlers.install(app)
-    app.add_middleware(Edge, now_ms=parts.now_ms, new_id=parts.new_id, metrics=parts.metrics)
+    error_responses.install(app)
+    app.add_middleware(Edge, now_ms=deps.now_ms, new_id=deps.new_id, metrics=deps.metrics)
     return app

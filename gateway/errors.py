@@ -10,11 +10,18 @@ GatewayError
 ├── EngineFailed              500  the engine gave up on an admitted request
 ├── NotReady                  503  something the gateway needs is missing; only /readyz says so
 ├── Overloaded                529  the engine's queue is full, or the wait in it too long
-│   └── EngineReplaced             another engine, with other weights, answers in its place
-└── ModelFolderError               at start only: a model folder that cannot be served
+│   ├── EngineReplaced             the engine runs other weights than this gateway sells
+│   ├── LedgerUnavailable          the database did not take a write
+│   └── TooManyWaiting             too many requests of this process wait for cache entries
+├── ResponseBrokenOff              never sent: makes the server close a connection
+└── OperatorError                  never sent: one sentence for the operator, exit code 1
+    ├── CannotListen               the address to serve on cannot be had
+    ├── CommandError               a command cannot do what was asked
+    ├── ModelFolderError           a model folder that cannot be served
+    └── ServerSecretError          the file of the server secret is damaged
 
-The other packages' errors know nothing of HTTP; their rows stand in ROWS too. A class without a row
-takes its nearest ancestor's; whatever is not in the table is our fault, a 500 that tells nothing.
+The other packages' errors know nothing of HTTP; ERROR_SHAPES has their shapes too. A class without
+an entry takes its nearest ancestor's. What is not in the table is our fault: a 500 without details.
 """
 
 from dataclasses import dataclass
@@ -79,7 +86,35 @@ class EngineReplaced(Overloaded):
     """The engine runs other weights than the ones this gateway sells."""
 
 
-class ModelFolderError(GatewayError):
+class LedgerUnavailable(Overloaded):
+    """The database did not take a write in time; it may or may not have happened."""
+
+
+class TooManyWaiting(Overloaded):
+    """Too many requests of this process wait for cache entries already."""
+
+
+class ResponseBrokenOff(GatewayError):
+    """A response failed after its start; tells the server to close the connection."""
+
+
+class OperatorError(GatewayError):
+    """A command or a start cannot go on; the message is one sentence for the operator."""
+
+
+class CannotListen(OperatorError):
+    """The address to serve on cannot be had."""
+
+
+class CommandError(OperatorError):
+    """A command cannot do what was asked."""
+
+
+class ServerSecretError(OperatorError):
+    """The file of the server secret does not hold one."""
+
+
+class ModelFolderError(OperatorError):
     """A file of a model folder is missing, damaged, or asks for what is not supported."""
 
     def __init__(self, path: Path, problem: str, *, cure: str) -> None:
@@ -87,7 +122,7 @@ class ModelFolderError(GatewayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ErrorShape:
     """How one exception class looks on the wire; `message` None: the exception's own words."""
 
     status: int
@@ -95,41 +130,47 @@ class Row:
     message: str | None = None
 
 
-INTERNAL = Row(500, "api_error", "Internal server error")
+INTERNAL = ErrorShape(500, "api_error", "Internal server error")
 
-ROWS: dict[type[Exception], Row] = {
-    InvalidRequest: Row(400, "invalid_request_error"),
-    AuthenticationFailed: Row(401, "authentication_error"),
-    PermissionRefused: Row(403, "permission_error"),
-    NotFound: Row(404, "not_found_error"),
-    RequestTimeout: Row(408, "timeout_error"),
-    RequestTooLarge: Row(413, "request_too_large"),
-    EngineFailed: Row(500, "api_error"),
-    NotReady: Row(503, "api_error"),
-    Overloaded: Row(529, "overloaded_error"),
-    InsufficientBalance: Row(
+ERROR_SHAPES: dict[type[Exception], ErrorShape] = {
+    InvalidRequest: ErrorShape(400, "invalid_request_error"),
+    AuthenticationFailed: ErrorShape(401, "authentication_error"),
+    PermissionRefused: ErrorShape(403, "permission_error"),
+    NotFound: ErrorShape(404, "not_found_error"),
+    RequestTimeout: ErrorShape(408, "timeout_error"),
+    RequestTooLarge: ErrorShape(413, "request_too_large"),
+    EngineFailed: ErrorShape(500, "api_error"),
+    NotReady: ErrorShape(503, "api_error"),
+    Overloaded: ErrorShape(529, "overloaded_error"),
+    OperatorError: INTERNAL,
+    ResponseBrokenOff: INTERNAL,
+    InsufficientBalance: ErrorShape(
         402, "billing_error", "The credit balance is too low for this request"
     ),
-    UnknownPrice: Row(500, "api_error", "This model cannot be served: it has no price"),
-    WriterUnavailable: Row(529, "overloaded_error", "The ledger has no room for one more request"),
+    UnknownPrice: ErrorShape(500, "api_error", "This model cannot be served: it has no price"),
+    WriterUnavailable: ErrorShape(
+        529, "overloaded_error", "The ledger has no room for one more request"
+    ),
     BillingError: INTERNAL,
-    EngineLost: Row(529, "overloaded_error", "The engine is not reachable now; try again"),
+    EngineLost: ErrorShape(529, "overloaded_error", "The engine is not reachable now; try again"),
 }
 
 
-def row_of(error: BaseException) -> Row:
-    """The row of the exception's nearest ancestor in the table, or INTERNAL."""
-    return next((ROWS[kind] for kind in type(error).__mro__ if kind in ROWS), INTERNAL)
+def shape_of(error: BaseException) -> ErrorShape:
+    """The shape of the exception's nearest ancestor in the table, or INTERNAL."""
+    return next(
+        (ERROR_SHAPES[kind] for kind in type(error).__mro__ if kind in ERROR_SHAPES), INTERNAL
+    )
 
 
 def error_body(error: BaseException, *, request_id: str) -> ErrorBody:
     """The body of this error; also the data of a stream's `event: error`."""
-    row = row_of(error)
+    shape = shape_of(error)
     error_code = getattr(error, "error_code", None)
     return ErrorBody(
         error=ErrorDetail(
-            type=row.type,
-            message=str(error) if row.message is None else row.message,
+            type=shape.type,
+            message=str(error) if shape.message is None else shape.message,
             details=None if error_code is None else {"error_code": error_code},
         ),
         request_id=request_id,

@@ -21,10 +21,7 @@ from gateway.commands import (
     up,
     workspaces,
 )
-from gateway.commands.options import CommandError
-from gateway.errors import ModelFolderError
-from gateway.secret import ServerSecretError
-from gateway.server import CannotListen
+from gateway.errors import OperatorError
 from gateway.settings import variable_of
 
 app = typer.Typer(
@@ -49,12 +46,9 @@ app.add_typer(models.app, name="models")
 EXPECTED = (
     AddressError,
     BillingError,
-    CannotListen,
-    CommandError,
     DBAPIError,
-    ModelFolderError,
     OSError,
-    ServerSecretError,
+    OperatorError,
     UnicodeEncodeError,
     ValidationError,
 )

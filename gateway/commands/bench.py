@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from gateway.commands.options import DEFAULT_DATA_DIR, CommandError, DataDir
+from gateway.commands.options import DEFAULT_DATA_DIR, DataDir
+from gateway.errors import CommandError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

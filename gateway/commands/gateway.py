@@ -14,18 +14,18 @@ from billing.database import Database
 from billing.price_cards import default_cards_path, load_cards, publish
 from engine.client import EngineClient, EngineInfo, EngineLost, connect_engine
 from gateway.app import create_app
-from gateway.catalog import Catalog, ServedModel, read_model
+from gateway.background.entry_sweep import sweeping
 from gateway.clock import now_ms
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id, open_database
 from gateway.commands.pid_file import pid_file
-from gateway.in_flight import InFlight
+from gateway.dependencies import Dependencies
+from gateway.http.http_server import listening, serve, stop_at_end_of_stdin
 from gateway.logs import configure_logging
-from gateway.parts import Parts
-from gateway.secret import load_server_secret
-from gateway.server import listening, serve, stop_at_end_of_stdin
+from gateway.prompts.model_catalog import Catalog, ServedModel, read_model
+from gateway.requests.namespace import load_server_secret
+from gateway.requests.open_requests import OpenRequests
 from gateway.settings import Settings
 from gateway.shutdown import RUNNING_SECONDS
-from gateway.worker import sweeping
 
 ENGINE_WAIT_SECONDS = 0.5  # between two looks at whether we are told to stop
 
@@ -63,7 +63,7 @@ async def _run(
         info = await _first_info(engine, stop)
         if info is None:
             return
-        parts = Parts(
+        deps = Dependencies(
             settings=settings,
             engine=engine,
             database=database,
@@ -73,10 +73,12 @@ async def _run(
             now_ms=now_ms,
             new_id=new_id,
         )
-        app = create_app(parts)
-        in_flight: InFlight = app.state.in_flight
-        async with sweeping(parts):
-            await serve(app, listener, stop=stop, drain=lambda: in_flight.drain(RUNNING_SECONDS))
+        app = create_app(deps)
+        open_requests: OpenRequests = app.state.open_requests
+        async with sweeping(deps):
+            await serve(
+                app, listener, stop=stop, drain=lambda: open_requests.drain(RUNNING_SECONDS)
+            )
     finally:
         await engine.close()
 

@@ -7,6 +7,7 @@ import typer
 
 from billing import customers
 from gateway.clock import now_ms
+from gateway.commands.first_keys import new_secret
 from gateway.commands.options import (
     DEFAULT_DATA_DIR,
     AsJson,
@@ -16,7 +17,6 @@ from gateway.commands.options import (
     print_json,
     print_table,
 )
-from gateway.first_keys import new_secret
 
 app = typer.Typer(help="API keys; only their hashes are stored.", no_args_is_help=True)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from gateway.commands.options import DEFAULT_DATA_DIR, CommandError, DataDir
+from gateway.commands.options import DEFAULT_DATA_DIR, DataDir
+from gateway.errors import CommandError
 from gateway.settings import Settings
 
 app = typer.Typer(help="Models.", no_args_is_help=True)

@@ -13,13 +13,9 @@ from rich.table import Table
 
 from billing.database import Database
 from gateway.clock import now_ms
+from gateway.errors import CommandError
 from gateway.ids import id_maker
 from gateway.settings import Settings
-
-
-class CommandError(Exception):
-    """A command cannot do what was asked; the message is the sentence the operator reads."""
-
 
 DataDir = Annotated[
     Path, typer.Option("--data-dir", envvar="DATA_DIR", help="Where this installation keeps data.")

@@ -10,12 +10,12 @@ from gateway.clock import now_ms
 from gateway.commands.options import (
     DEFAULT_DATA_DIR,
     AsJson,
-    CommandError,
     DataDir,
     new_id,
     open_database,
     print_json,
 )
+from gateway.errors import CommandError
 
 app = typer.Typer(help="Organisations: who pays.", no_args_is_help=True)
 

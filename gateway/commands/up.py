@@ -15,14 +15,15 @@ import typer
 
 from billing.database import Database, migrate
 from gateway.clock import now_ms
+from gateway.commands.first_keys import make_first_keys
 from gateway.commands.models import fetch_default_model
-from gateway.commands.options import DEFAULT_DATA_DIR, CommandError, DataDir, new_id
+from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id
 from gateway.commands.pid_file import pid_file
-from gateway.first_keys import make_first_keys
-from gateway.server import listening
+from gateway.commands.supervisor import STOP_SIGNALS, Child, run_children
+from gateway.errors import CommandError
+from gateway.http.http_server import listening
 from gateway.settings import Settings
 from gateway.shutdown import ENGINE_SECONDS, GATEWAY_SECONDS
-from gateway.supervisor import STOP_SIGNALS, Child, run_children
 
 READY_POLL_SECONDS = 0.1
 

@@ -2,17 +2,17 @@
 
 from typing import Literal
 
-from gateway.wire.response import Answer, ErrorBody, Message, StopReason, TextContent
+from gateway.wire.response import ErrorBody, Message, ResponseModel, StopReason, TextContent
 
 
-class MessageStart(Answer):
+class MessageStart(ResponseModel):
     """The empty message, with the input side of its usage."""
 
     type: Literal["message_start"] = "message_start"
     message: Message
 
 
-class ContentBlockStart(Answer):
+class ContentBlockStart(ResponseModel):
     """An empty block begins."""
 
     type: Literal["content_block_start"] = "content_block_start"
@@ -20,14 +20,14 @@ class ContentBlockStart(Answer):
     content_block: TextContent = TextContent(text="")
 
 
-class TextDelta(Answer):
+class TextDelta(ResponseModel):
     """More text of a block."""
 
     type: Literal["text_delta"] = "text_delta"
     text: str
 
 
-class ContentBlockDelta(Answer):
+class ContentBlockDelta(ResponseModel):
     """More of a block."""
 
     type: Literal["content_block_delta"] = "content_block_delta"
@@ -35,14 +35,14 @@ class ContentBlockDelta(Answer):
     delta: TextDelta
 
 
-class ContentBlockStop(Answer):
+class ContentBlockStop(ResponseModel):
     """A block is whole."""
 
     type: Literal["content_block_stop"] = "content_block_stop"
     index: int
 
 
-class DeltaUsage(Answer):
+class DeltaUsage(ResponseModel):
     """Cumulative usage: it overwrites what message_start said, so all of it is repeated."""
 
     input_tokens: int
@@ -51,7 +51,7 @@ class DeltaUsage(Answer):
     output_tokens: int
 
 
-class StopDelta(Answer):
+class StopDelta(ResponseModel):
     """Why the answer ended."""
 
     stop_reason: StopReason
@@ -59,7 +59,7 @@ class StopDelta(Answer):
     stop_details: None = None
 
 
-class MessageDelta(Answer):
+class MessageDelta(ResponseModel):
     """The answer's end and its final usage."""
 
     type: Literal["message_delta"] = "message_delta"
@@ -67,13 +67,13 @@ class MessageDelta(Answer):
     usage: DeltaUsage
 
 
-class MessageStop(Answer):
+class MessageStop(ResponseModel):
     """The last event of an answer that went well."""
 
     type: Literal["message_stop"] = "message_stop"
 
 
-class Ping(Answer):
+class Ping(ResponseModel):
     """A sign of life while nothing else is to be said."""
 
     type: Literal["ping"] = "ping"

@@ -5,7 +5,7 @@ Messages API that this server does not support yet: silently ignoring them would
 client pays for. A string is one text block; everything behind this file sees blocks only.
 """
 
-from typing import Annotated, Literal, Self, TypeVar, cast
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -13,43 +13,21 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
-    ValidationError,
     ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from billing.meters import TtlClass
-from gateway.errors import InvalidRequest
-
 ApiVersion = Literal["2023-06-01", "2026-10-21"]
 Role = Literal["user", "assistant", "system"]
+TtlClass = Literal["5m", "1h"]
 
 MAX_MESSAGES = 100_000  # the API's own limit
 MAX_TOP_K = 2**31 - 1  # larger than any vocabulary, and the engine link carries it
 MAX_STOP_SEQUENCES = 128  # each is looked for in every piece of output; nobody needs more
 MAX_SYSTEM_BLOCKS = 100_000  # they may be empty, so the context window does not bound them
 
-_UNKNOWN_FIELD = "unknown_field"  # where a fault about a field carries its name
-
-_Body = TypeVar("_Body", bound="PromptRequest")
-
-
-def read_body(model: type[_Body], body: bytes, *, version: ApiVersion) -> _Body:
-    """Read a JSON body as this model under this API version.
-
-    Raises InvalidRequest that names the first fault as `<path>: <what is wrong>`.
-
-    The models below see to it that there are never many faults: a list stops at its first one, an
-    object tells one unknown field. A body of a few bytes a fault would fill the memory otherwise.
-    """
-    try:
-        return model.model_validate_json(body, strict=True, context={"version": version})
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        unknown = fault.get("ctx", {}).get(_UNKNOWN_FIELD)
-        loc = fault["loc"] if unknown is None else (*fault["loc"], unknown)
-        raise InvalidRequest(fault["msg"], path=".".join(map(str, loc)) or None) from None
+UNKNOWN_FIELD = "unknown_field"  # where the context of a fault about a field has its name
 
 
 class Strict(BaseModel):
@@ -67,7 +45,7 @@ class Strict(BaseModel):
 def _require_own_fields(model: BaseModel) -> None:
     for name in model.model_extra or ():
         raise PydanticCustomError(
-            "extra_forbidden", "Extra inputs are not permitted", {_UNKNOWN_FIELD: name}
+            "extra_forbidden", "Extra inputs are not permitted", {UNKNOWN_FIELD: name}
         )
 
 

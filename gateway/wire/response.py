@@ -7,20 +7,20 @@ from pydantic import BaseModel, ConfigDict, Field
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
 
 
-class Answer(BaseModel):
+class ResponseModel(BaseModel):
     """A wire object that we write; a missing value is sent as null, unless its field says so."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class CacheCreation(Answer):
+class CacheCreation(ResponseModel):
     """Tokens written to the cache, by TTL class."""
 
     ephemeral_5m_input_tokens: int = 0
     ephemeral_1h_input_tokens: int = 0
 
 
-class Usage(Answer):
+class Usage(ResponseModel):
     """What the request is billed for.
 
     Read + creation + input is the whole prompt; creation is the sum of its two classes.
@@ -35,7 +35,7 @@ class Usage(Answer):
     inference_geo: str = "not_available"
 
 
-class TextContent(Answer):
+class TextContent(ResponseModel):
     """A text block of an answer."""
 
     type: Literal["text"] = "text"
@@ -43,7 +43,7 @@ class TextContent(Answer):
     citations: None = None
 
 
-class Message(Answer):
+class Message(ResponseModel):
     """A whole answer, or the empty start of a streamed one."""
 
     id: str
@@ -57,13 +57,13 @@ class Message(Answer):
     usage: Usage
 
 
-class TokenCount(Answer):
+class TokenCount(ResponseModel):
     """The answer of count_tokens."""
 
     input_tokens: int
 
 
-class ErrorDetail(Answer):
+class ErrorDetail(ResponseModel):
     """What went wrong; `details.error_code` picks a finer exception class in the SDK."""
 
     type: str
@@ -71,7 +71,7 @@ class ErrorDetail(Answer):
     details: dict[str, str] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
-class ErrorBody(Answer):
+class ErrorBody(ResponseModel):
     """The one shape of every error, on every route and in the stream."""
 
     type: Literal["error"] = "error"
@@ -79,7 +79,7 @@ class ErrorBody(Answer):
     request_id: str
 
 
-class Model(Answer):
+class Model(ResponseModel):
     """One served model, as `/v1/models` lists it."""
 
     id: str
@@ -95,7 +95,7 @@ class Model(Answer):
     capabilities: None = None
 
 
-class ModelPage(Answer):
+class ModelPage(ResponseModel):
     """A page of models."""
 
     data: tuple[Model, ...]

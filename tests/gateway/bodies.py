@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from gateway.wire.request import ApiVersion, MessagesRequest, read_body
+from gateway.http.bodies import read_body
+from gateway.wire.request import ApiVersion, MessagesRequest
 
 EPHEMERAL = {"type": "ephemeral"}
 EPHEMERAL_1H = {"type": "ephemeral", "ttl": "1h"}

@@ -18,11 +18,11 @@ from engine.client import (
     Sampling,
 )
 from gateway.app import create_app
-from gateway.catalog import Catalog, ServedModel
+from gateway.dependencies import Dependencies
 from gateway.ids import id_maker
-from gateway.parts import Parts
+from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.settings import Settings
-from tests.gateway.word_renderer import VOCAB_SIZE, WordRenderer, WordTokenizer
+from tests.gateway.word_template import VOCAB_SIZE, WordTemplate, WordTokenizer
 
 NOW_MS = 1_772_366_400_000  # 2026-03-01T12:00:00Z
 WINDOW_TOKENS = 100_000
@@ -96,7 +96,7 @@ def served(model_id: str = "wt") -> ServedModel:
         context_window_tokens=WINDOW_TOKENS,
         min_cache_tokens=512,
         weights_digest="digest",
-        renderer=WordRenderer(),
+        chat_template=WordTemplate(),
         tokenizer=WordTokenizer(),
     )
 
@@ -129,8 +129,8 @@ def populate(database: Database) -> None:
 class Front:
     """The gateway and what a test looks at."""
 
-    def __init__(self, parts: Parts, engine: IdleEngine, http: httpx.AsyncClient) -> None:
-        self.parts = parts
+    def __init__(self, deps: Dependencies, engine: IdleEngine, http: httpx.AsyncClient) -> None:
+        self.deps = deps
         self.engine = engine
         self.http = http
 
@@ -143,7 +143,7 @@ async def front(folder: Path, *, models: Sequence[str] = ("wt",)) -> AsyncIterat
     database = Database(settings.ledger_url)
     populate(database)
     engine = IdleEngine()
-    parts = Parts(
+    deps = Dependencies(
         settings=settings,
         engine=engine,
         database=database,
@@ -153,10 +153,10 @@ async def front(folder: Path, *, models: Sequence[str] = ("wt",)) -> AsyncIterat
         now_ms=lambda: NOW_MS,
         new_id=id_maker(lambda: NOW_MS),
     )
-    transport = httpx.ASGITransport(create_app(parts))
+    transport = httpx.ASGITransport(create_app(deps))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         try:
-            yield Front(parts, engine, http)
+            yield Front(deps, engine, http)
         finally:
             database.close()
 

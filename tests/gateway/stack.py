@@ -28,9 +28,9 @@ from engine.client import Sampling, connect_engine
 from engine.config import EngineConfig
 from engine.plan import Plan
 from gateway.app import create_app
-from gateway.catalog import Catalog, ServedModel
+from gateway.dependencies import Dependencies
 from gateway.ids import id_maker
-from gateway.parts import Parts
+from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.settings import Settings
 from tests.engine.harness import Clock, RunningEngine, running_engine
 from tests.engine.scripted_runner import ScriptedRunner
@@ -343,11 +343,11 @@ class _Serving:
         await self._engine.close()
 
     def drain(self, seconds: float) -> None:
-        draining = self._app.state.in_flight.drain(seconds)
+        draining = self._app.state.open_requests.drain(seconds)
         asyncio.run_coroutine_threadsafe(draining, self._loop).result(PATIENCE_SECONDS)
 
     def metric(self, name: str, labels: dict[str, str]) -> float:
-        registry = self._app.state.parts.metrics.registry
+        registry = self._app.state.deps.metrics.registry
         return registry.get_sample_value(name, labels) or 0.0
 
     def _join(self) -> None:
@@ -372,7 +372,7 @@ class _Serving:
         assert stack.engine is not None
         self._engine = engine = connect_engine(stack.engine.url)
         info = await engine.ready(PATIENCE_SECONDS)
-        parts = Parts(
+        deps = Dependencies(
             settings=stack.settings,
             engine=engine,
             database=stack.database,
@@ -382,7 +382,7 @@ class _Serving:
             now_ms=stack.now_ms,
             new_id=id_maker(stack.now_ms),
         )
-        self._app = create_app(parts)
+        self._app = create_app(deps)
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             self._app,
@@ -424,7 +424,7 @@ def _word_model(stack: Stack, weights_digest: str) -> ServedModel:
         context_window_tokens=stack.config.max_model_len,
         min_cache_tokens=stack.settings.cache_min_tokens,
         weights_digest=weights_digest,
-        renderer=stack.words,
+        chat_template=stack.words,
         tokenizer=stack.words,  # type: ignore[arg-type]
     )
 

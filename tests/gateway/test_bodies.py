@@ -5,8 +5,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from gateway.bodies import MAX_DRAINED_BYTES, read_bytes
 from gateway.errors import InvalidRequest, RequestTimeout, RequestTooLarge
+from gateway.http.bodies import MAX_DRAINED_BYTES, read_bytes
 
 
 class Upload:

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from gateway.breakpoints import Breakpoint, Marker, effective_breakpoints, read_markers
-from gateway.conversation import read_blocks
 from gateway.errors import InvalidRequest
+from gateway.prompts.breakpoints import CacheBreakpoint, Marker, effective_breakpoints, read_markers
+from gateway.prompts.conversation import read_blocks
 from tests.gateway.bodies import EPHEMERAL, EPHEMERAL_1H, read, text, turn
-from tests.gateway.word_renderer import WordRenderer
+from tests.gateway.word_template import WordTemplate
 
 
 def markers_of(**fields: Any) -> tuple[Marker, ...]:
@@ -75,15 +75,15 @@ def test_m04_a_short_prefix_is_inert() -> None:
     blocks = read_blocks(read(system=[marked("a b"), marked("c")]))
     markers = read_markers(blocks)
 
-    breakpoints = effective_breakpoints(markers, WordRenderer().render(blocks), min_tokens=3)
+    breakpoints = effective_breakpoints(markers, WordTemplate().render(blocks), min_tokens=3)
 
-    assert breakpoints == (Breakpoint(1, 3, "5m"),)
+    assert breakpoints == (CacheBreakpoint(1, 3, "5m"),)
 
 
 def test_two_markers_on_one_prefix_make_one_breakpoint() -> None:
     blocks = read_blocks(read(system=[marked("a b", EPHEMERAL_1H), marked(" ")]))
     markers = read_markers(blocks)
 
-    breakpoints = effective_breakpoints(markers, WordRenderer().render(blocks), min_tokens=1)
+    breakpoints = effective_breakpoints(markers, WordTemplate().render(blocks), min_tokens=1)
 
-    assert breakpoints == (Breakpoint(1, 2, "5m"),)
+    assert breakpoints == (CacheBreakpoint(1, 2, "5m"),)

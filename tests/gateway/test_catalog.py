@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.catalog import Catalog, read_model
 from gateway.errors import ModelFolderError, NotFound
+from gateway.prompts.model_catalog import Catalog, read_model
 from tests.gateway.front import IdleEngine, served
 from tests.models import default_model_dir
 

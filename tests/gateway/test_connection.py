@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway import connection
 from gateway.app import create_app
-from gateway.connection import MAX_HEAD_BYTES
-from gateway.server import listening, serve
+from gateway.http import connection
+from gateway.http.connection import MAX_HEAD_BYTES
+from gateway.http.http_server import listening, serve
 from tests.gateway.front import front
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
@@ -44,7 +44,7 @@ async def served(folder: Path) -> AsyncIterator[Line]:
     async with front(folder) as gateway:
         stop = asyncio.Event()
         with listening("127.0.0.1", 0) as listener:
-            app = create_app(gateway.parts)
+            app = create_app(gateway.deps)
             serving = asyncio.create_task(serve(app, listener, stop=stop, drain=drain))
             try:
                 yield Line(listener.getsockname()[1])

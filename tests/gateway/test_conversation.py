@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.conversation import read_blocks
 from gateway.errors import InvalidRequest
+from gateway.prompts.conversation import read_blocks
 from tests.gateway.bodies import EPHEMERAL, read, text, turn
 
 

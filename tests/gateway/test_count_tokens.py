@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import Any
 
-from gateway.bodies import MAX_BODY_BYTES
+from gateway.http.bodies import MAX_BODY_BYTES
 from tests.gateway.bodies import EPHEMERAL, text, turn
 from tests.gateway.front import HEADERS, WINDOW_TOKENS, Front, assert_error, front
 

@@ -11,8 +11,9 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message
 
-from gateway.bodies import read_bytes
-from gateway.edge import Edge, ResponseBrokenOff
+from gateway.errors import ResponseBrokenOff
+from gateway.http.bodies import read_bytes
+from gateway.http.edge import Edge
 from gateway.ids import id_maker
 from gateway.metrics import Metrics
 from tests.gateway.bodies import body

@@ -7,8 +7,8 @@ import pytest
 
 from billing.customers import find_caller, list_keys
 from billing.database import Database, migrate
+from gateway.commands.first_keys import FirstKeys, make_first_keys
 from gateway.commands.options import new_id
-from gateway.first_keys import FirstKeys, make_first_keys
 
 NOW_MS = 1_900_000_000_000
 

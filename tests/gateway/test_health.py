@@ -46,7 +46,7 @@ async def test_readyz_names_what_is_missing(tmp_path: Path) -> None:
 
 async def test_readyz_wants_a_migrated_database(tmp_path: Path) -> None:
     async with front(tmp_path) as gateway:
-        gateway.parts.database.write_now(
+        gateway.deps.database.write_now(
             lambda conn: conn.exec_driver_sql("UPDATE alembic_version SET version_num = 'old'")
         )
 

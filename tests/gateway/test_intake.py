@@ -5,25 +5,25 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.catalog import Catalog
-from gateway.conversation import Block
 from gateway.errors import InvalidRequest
-from gateway.intake import take_in
-from gateway.prompt import RenderedPrompt
+from gateway.prompts.conversation import Block
+from gateway.prompts.model_catalog import Catalog
+from gateway.prompts.parse import parse_prompt
+from gateway.prompts.rendered_prompt import RenderedPrompt
 from tests.gateway.bodies import read, text, turn
 from tests.gateway.front import served
 
 
 class NeverRenders:
-    """A renderer that must not be reached."""
+    """A chat template that must not be reached."""
 
     def render(self, blocks: Sequence[Block]) -> RenderedPrompt:
         raise AssertionError(f"{len(blocks)} blocks were rendered")
 
 
 async def test_blocks_that_cannot_fit_are_counted_and_never_tokenised() -> None:
-    model = replace(served(), renderer=NeverRenders(), context_window_tokens=99)
+    model = replace(served(), chat_template=NeverRenders(), context_window_tokens=99)
     request = read(model=model.id, messages=[turn("user", *[text("x")] * 100)])
 
     with pytest.raises(InvalidRequest, match="prompt is too long: 100 tokens > 99 maximum"):
-        await take_in(request, catalog=Catalog([model]))
+        await parse_prompt(request, catalog=Catalog([model]))

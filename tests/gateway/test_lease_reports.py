@@ -11,8 +11,9 @@ from billing.lease_reports import pin_costs
 from billing.price_cards import PriceCard, publish
 from billing.verification import verify
 from engine.client import GenerateRequest
-from gateway.intake import take_in
-from gateway.orders import HeldOrder, hold_order, place_order
+from gateway.prompts.parse import parse_prompt
+from gateway.requests.hold import HeldOrder, hold_order
+from gateway.requests.order import place_order
 from gateway.wire.request import MessagesRequest
 from tests.gateway.front import KEY, NOW_MS, Front, front
 from tests.gateway.stack import RATES, Stack, running_stack
@@ -73,7 +74,7 @@ def test_a_gateway_that_starts_later_books_what_it_missed(stack: Stack):
 async def test_leases_of_one_hour_entries_persist_and_others_do_not(tmp_path: Path):
     async with front(tmp_path) as gateway:
         card = PriceCard("wt:1", "wt", 1, effective_from_ms=0, rates=RATES)
-        gateway.parts.database.write_now(lambda conn: publish(conn, [card], 0))
+        gateway.deps.database.write_now(lambda conn: publish(conn, [card], 0))
 
         request = await generate_request(gateway)
 
@@ -84,7 +85,7 @@ async def test_leases_of_one_hour_entries_persist_and_others_do_not(tmp_path: Pa
 async def generate_request(gateway: Front) -> GenerateRequest:
     """What the engine would be asked for BODY."""
     wire = MessagesRequest.model_validate({"model": "wt", "max_tokens": 5, **BODY})
-    intake = await take_in(wire, catalog=gateway.parts.catalog)
+    prompt = await parse_prompt(wire, catalog=gateway.deps.catalog)
     engine_info = gateway.engine.info
     assert engine_info is not None
 
@@ -93,7 +94,7 @@ async def generate_request(gateway: Front) -> GenerateRequest:
         assert caller is not None
         order = place_order(
             wire,
-            intake,
+            prompt,
             caller=caller,
             engine_info=engine_info,
             request_id="req_1",
@@ -101,8 +102,8 @@ async def generate_request(gateway: Front) -> GenerateRequest:
             ignore_eos=False,
             started_at_ms=NOW_MS,
         )
-        return hold_order(conn, order, parts=gateway.parts, may_wait=True)
+        return hold_order(conn, order, deps=gateway.deps, may_wait=True)
 
-    held = gateway.parts.database.write_now(write)
+    held = gateway.deps.database.write_now(write)
     assert isinstance(held, HeldOrder)
     return held.request

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from billing.entries import Entry, PendingEntry
 from billing.meters import Quantities, split
-from gateway.breakpoints import Breakpoint
-from gateway.lookup import entries_to_wait_for, keys_to_look_up, match_entries
+from gateway.prompts.breakpoints import CacheBreakpoint
+from gateway.requests.lookup import entries_to_wait_for, keys_to_look_up, match_entries
 from tests.gateway.cache_oracle import TTL_MS, Oracle
 
 MIN_TOKENS = 5
@@ -28,7 +28,9 @@ class Store:
             sha256(repr([c for c, _ in blocks[: i + 1]]).encode()).hexdigest()
             for i in range(len(blocks))
         ]
-        points = [Breakpoint(i, ends[i], ttl) for i, ttl in marks.items() if ends[i] >= MIN_TOKENS]
+        points = [
+            CacheBreakpoint(i, ends[i], ttl) for i, ttl in marks.items() if ends[i] >= MIN_TOKENS
+        ]
         live = {
             key: self.entries[key]
             for key in keys_to_look_up(keys, points)
@@ -81,7 +83,7 @@ def test_without_a_breakpoint_nothing_is_looked_up():
 def test_a_breakpoint_sees_twenty_blocks_itself_included(blocks_later: int, found: bool):
     keys = [f"k{i}" for i in range(30)]
     entry = Entry("k5", 6, "5m", 300_000, 300_000)
-    point = Breakpoint(5 + blocks_later, 6 + blocks_later, "5m")
+    point = CacheBreakpoint(5 + blocks_later, 6 + blocks_later, "5m")
 
     match = match_entries(keys, [point], {"k5": entry})
 
@@ -98,7 +100,7 @@ def awaited(live: list[str], *pending_entries: PendingEntry) -> list[str]:
     """Who is waited for, of a prompt of 30 blocks with breakpoints on the 6th and the last."""
     keys = [f"k{i}" for i in range(30)]
     entries = {key: Entry(key, 10, "5m", 300_000, 300_000) for key in live}
-    points = [Breakpoint(5, 6, "5m"), Breakpoint(29, 30, "5m")]
+    points = [CacheBreakpoint(5, 6, "5m"), CacheBreakpoint(29, 30, "5m")]
     found = entries_to_wait_for(keys, points, live=entries, pending=pending_entries)
     return [entry.request_id for entry in found]
 

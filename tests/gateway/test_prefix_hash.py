@@ -1,23 +1,23 @@
 from hashlib import sha256
 
-from gateway.prefix_hash import entry_keys, scope
-from gateway.prompt import RenderedPrompt, pack_tokens
+from gateway.prompts.prefix_hash import entry_keys, scope
+from gateway.prompts.rendered_prompt import RenderedPrompt, pack_token_ids
 
 SCOPE = scope(workspace_id="wrk_1", model_id="wt", weights_digest="d")
 
 
 def test_a_key_is_the_hash_of_scope_and_prefix() -> None:
-    rendered = RenderedPrompt(pack_tokens([1, 2, 3, 4, 5]), (2, 4))
+    rendered = RenderedPrompt(pack_token_ids([1, 2, 3, 4, 5]), (2, 4))
 
     assert entry_keys(SCOPE, rendered) == (
-        sha256(SCOPE + pack_tokens([1, 2])).hexdigest(),
-        sha256(SCOPE + pack_tokens([1, 2, 3, 4])).hexdigest(),
+        sha256(SCOPE + pack_token_ids([1, 2])).hexdigest(),
+        sha256(SCOPE + pack_token_ids([1, 2, 3, 4])).hexdigest(),
     )
 
 
 def test_what_follows_a_block_does_not_change_its_key() -> None:
-    short = entry_keys(SCOPE, RenderedPrompt(pack_tokens([1, 2, 9]), (2,)))
-    longer = entry_keys(SCOPE, RenderedPrompt(pack_tokens([1, 2, 3, 4]), (2, 3)))
+    short = entry_keys(SCOPE, RenderedPrompt(pack_token_ids([1, 2, 9]), (2,)))
+    longer = entry_keys(SCOPE, RenderedPrompt(pack_token_ids([1, 2, 3, 4]), (2, 3)))
 
     assert short[0] == longer[0]
 

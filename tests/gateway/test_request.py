@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.errors import InvalidRequest
-from gateway.wire.request import MessagesRequest, read_body
+from gateway.http.bodies import read_body
+from gateway.wire.request import MessagesRequest
 from tests.gateway.bodies import EPHEMERAL, body, read, text, turn
 
 NOT_YET = "This server does not support this field yet"

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.secret import SECRET_BYTES, ServerSecretError, load_server_secret, namespace
+from gateway.errors import ServerSecretError
+from gateway.requests.namespace import (
+    SECRET_BYTES,
+    load_server_secret,
+    namespace,
+)
 
 CALLER = {
     "organization_id": "org_1",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.stop_strings import StopStrings
+from gateway.requests.stop_strings import StopStrings
 
 
 def shown(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:

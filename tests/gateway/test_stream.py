@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from gateway.stream import EventStream
+from gateway.http.event_stream import EventStream
 
 
 class EndlessGeneration:

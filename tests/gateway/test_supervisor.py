@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.supervisor import STOP_SIGNALS, Child, run_children
+from gateway.commands.supervisor import STOP_SIGNALS, Child, run_children
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer as TokenizerFile
 from tokenizers.models import Unigram
 
 from gateway.errors import ModelFolderError
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.tokenizer import Tokenizer
 from tests.models import default_model_dir
 
 

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from billing.facts import EngineFacts, GrantFact
 from engine.client import EngineRecord, Grant
-from gateway.usage import bill_up_to, engine_facts
+from gateway.requests.usage import bill_up_to, engine_facts
 
 RECORD = EngineRecord(
     request_id="req_1",

@@ -16,8 +16,10 @@ from billing.meters import Meter
 from billing.settlement import release
 from billing.verification import verify
 from engine.plan import Plan
-from gateway.orders import AWAITED_MS_MAX
-from gateway.waiting import WAITING_MAX, EntryWait, WaitingRoom, WaitingRoomFull
+from gateway.errors import TooManyWaiting
+from gateway.requests.entry_wait import EntryWait
+from gateway.requests.hold import AWAITED_MS_MAX
+from gateway.wake_ups import MAX_WAITING, WakeUps
 from tests.gateway.books import assert_books_agree
 from tests.gateway.stack import PATIENCE_SECONDS, MortalRunner, Stack, running_stack, word_config
 from tests.gateway.talk import Split, read_events, split_of, text, user
@@ -248,14 +250,14 @@ def test_a_gateway_that_starts_again_takes_back_what_its_predecessor_was_writing
         stack.wait_until(lambda: stack.open_holds() == [])
 
 
-def test_a_full_waiting_room_refuses():
+def test_too_many_waiting_requests_are_refused():
     async def wait() -> None:
-        room = WaitingRoom()
+        wake_ups = WakeUps()
         with ExitStack() as seats:
-            for _ in range(WAITING_MAX):
-                seats.enter_context(room.seat(["req_leader"], asyncio.Event()))
-            wait = EntryWait(room, boot_id="gw_one", seconds=30)
-            with pytest.raises(WaitingRoomFull):
+            for _ in range(MAX_WAITING):
+                seats.enter_context(wake_ups.subscribe(["req_leader"], asyncio.Event()))
+            wait = EntryWait(wake_ups, boot_id="gw_one", seconds=30)
+            with pytest.raises(TooManyWaiting):
                 await wait.until_changed([PendingEntry("key", 1000, "req_leader", "gw_one")])
 
     asyncio.run(wait())

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Iterable, Sequence
 
-from gateway.conversation import Block
-from gateway.prompt import RenderedPrompt, pack_tokens
+from gateway.prompts.conversation import Block
+from gateway.prompts.rendered_prompt import RenderedPrompt, pack_token_ids
 
 VOCAB_SIZE = 1_000_000
 END_OF_TURN = 2
@@ -31,7 +31,7 @@ class Words:
         for block in blocks:
             tokens += self.ids(block.text)
             ends.append(len(tokens))
-        return RenderedPrompt(pack_tokens(tokens), tuple(ends))
+        return RenderedPrompt(pack_token_ids(tokens), tuple(ends))
 
     def detokenizer(self) -> "Words":
         return self

@@ -1,0 +1,1 @@
+"""What runs beside the requests: recovery, lease costs, the sweep of expired entries."""

@@ -1,0 +1,1 @@
+"""What stands around the routes: connections, bodies, credentials, one shape for every error."""

@@ -1,0 +1,116 @@
+"""HTTP below the application: what is no request is answered in the one shape, a head has limits.
+
+The application sees whole heads only. Before that a client has shown no key, so it may take neither
+much memory nor a connection for long.
+"""
+
+import asyncio
+import logging
+from typing import cast
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from gateway.dependencies import Dependencies
+from gateway.errors import (
+    GatewayError,
+    InvalidRequest,
+    RequestTimeout,
+    RequestTooLarge,
+    error_body,
+    shape_of,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 << 10  # the SDK sends one kilobyte; proxies stop at 8 to 32
+HEAD_SECONDS = 30.0  # from the connection, or a head's first byte, to its last
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection; `uvicorn` makes one of each that it accepts."""
+
+    _head_bytes = 0  # of the head that is being read
+    _reads_head = True
+    _head_timer: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_head()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._reads_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(
+                    RequestTooLarge(
+                        f"Request head exceeds the maximum size: {MAX_HEAD_BYTES} bytes"
+                    )
+                )
+
+    @override
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._begin_head()
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    @override
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(InvalidRequest(msg))
+
+    def _begin_head(self) -> None:
+        self._end_head()
+        self._reads_head = True
+        self._head_timer = self.loop.call_later(
+            HEAD_SECONDS,
+            self._refuse,
+            RequestTimeout(f"The request did not arrive within {HEAD_SECONDS:.0f} seconds"),
+        )
+
+    def _end_head(self) -> None:
+        self._reads_head = False
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Answer what never became a request, and close."""
+        self._end_head()
+        if self.transport.is_closing():
+            return
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # none before the first request
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(self._answer(error))
+        # Else an answer is on its way: nothing can be said in the middle of it.
+        self.transport.close()
+
+    def _answer(self, error: GatewayError) -> bytes:
+        deps = cast("Dependencies", cast("FastAPI", self.config.app).state.deps)
+        request_id, shape = deps.new_id("req"), shape_of(error)
+        log.info("request_refused", extra={"request_id": request_id, "status": shape.status})
+        deps.metrics.requests.labels("none", str(shape.status)).inc()
+        response = JSONResponse(
+            error_body(error, request_id=request_id).model_dump(),
+            headers={"request-id": request_id, "connection": "close"},
+        )
+        head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+        return STATUS_LINE[shape.status] + head + b"\r\n" + bytes(response.body)

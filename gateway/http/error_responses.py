@@ -1,0 +1,54 @@
+"""Every error leaves in one shape; no default body of the web framework ever does."""
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from billing.errors import BillingError
+from engine.client import EngineLost
+from gateway.errors import ERROR_SHAPES, GatewayError, InvalidRequest, error_body, shape_of
+from gateway.wire.response import ErrorBody, ErrorDetail
+
+log = logging.getLogger(__name__)
+
+
+def install(app: FastAPI) -> None:
+    """Answer the errors we know; the edge answers whatever else is raised."""
+    for kind in (GatewayError, BillingError, EngineLost):
+        app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(RequestValidationError, _answer_parameter)
+    app.add_exception_handler(HTTPException, _answer_routing)
+
+
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    shape = shape_of(error)
+    if shape.status == 500:
+        log.error("request_failed", exc_info=error)
+    body = error_body(error, request_id=request.state.request_id)
+    return JSONResponse(body.model_dump(), status_code=shape.status)
+
+
+async def _answer_parameter(request: Request, error: Exception) -> JSONResponse:
+    """A query parameter or path that does not fit its type."""
+    assert isinstance(error, RequestValidationError)
+    fault = error.errors()[0]
+    # The first part of `loc` is where FastAPI looked: "query", "path".
+    path = ".".join(str(part) for part in fault["loc"][1:])
+    return await _answer(request, InvalidRequest(fault["msg"], path=path))
+
+
+async def _answer_routing(request: Request, error: Exception) -> JSONResponse:
+    """No such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    types = {shape.status: shape.type for shape in ERROR_SHAPES.values()}
+    body = ErrorBody(
+        error=ErrorDetail(
+            type=types.get(error.status_code, "invalid_request_error"),
+            message=f"{error.detail}: {request.method} {request.url.path}",
+        ),
+        request_id=request.state.request_id,
+    )
+    return JSONResponse(body.model_dump(), status_code=error.status_code, headers=error.headers)

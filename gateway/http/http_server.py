@@ -1,0 +1,79 @@
+"""One HTTP server around an app: serves a bound socket, and drains when told to stop."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+from typing_extensions import override
+
+from gateway.errors import CannotListen
+from gateway.http.connection import Connection
+from gateway.shutdown import CONNECTIONS_SECONDS
+
+BACKLOG = 1024
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens on the address. Raises CannotListen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise CannotListen(f"Cannot serve on {host}:{port}: {reason}") from error
+    with listener:
+        yield listener
+
+
+async def serve(
+    app: FastAPI,
+    listener: socket.socket,
+    *,
+    stop: asyncio.Event,
+    drain: Callable[[], Awaitable[None]],
+) -> None:
+    """Serve until `stop`; then take no new connections, `drain`, and wait for the open ones."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",  # whatever is installed beside us
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=CONNECTIONS_SECONDS,
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    server.should_exit = True
+    await asyncio.gather(serving, drain())
+
+
+def stop_at_end_of_stdin(stop: Callable[[], object]) -> None:
+    """Call `stop`, from a thread of its own, when stdin ends: our parent said so, or is dead."""
+
+    def wait() -> None:
+        # Not sys.stdin: a thread that holds its lock at exit would crash the interpreter.
+        while os.read(0, 4096):
+            pass
+        stop()
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to whoever runs it."""
+
+    @override
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()

@@ -1,0 +1,54 @@
+"""From a request's body to a prompt that can be looked up: the same for messages and counting."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anyio import to_thread
+
+from gateway.errors import InvalidRequest
+from gateway.prompts.breakpoints import CacheBreakpoint, effective_breakpoints, read_markers
+from gateway.prompts.conversation import Block, read_blocks
+from gateway.prompts.model_catalog import Catalog, ServedModel
+from gateway.prompts.rendered_prompt import RenderedPrompt
+from gateway.wire.request import PromptRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    """A prompt that is sound: known model, valid markers, within the window."""
+
+    model: ServedModel
+    rendered: RenderedPrompt
+    breakpoints: tuple[CacheBreakpoint, ...]
+
+
+async def parse_prompt(request: PromptRequest, *, catalog: Catalog) -> ParsedPrompt:
+    """Check the conversation, find the model, read the markers, render.
+
+    Raises InvalidRequest or NotFound; nothing has been written anywhere by then.
+    """
+    blocks = read_blocks(request)
+    model = catalog.find(request.model)
+    markers = read_markers(blocks, automatic=request.cache_control)
+    _require_fit(model, num_tokens=_fewest_tokens(model, blocks))
+    # A long prompt takes a while to tokenise; the other requests go on meanwhile.
+    rendered = await to_thread.run_sync(model.chat_template.render, blocks)
+    _require_fit(model, num_tokens=rendered.num_tokens)
+    breakpoints = effective_breakpoints(markers, rendered, min_tokens=model.min_cache_tokens)
+    return ParsedPrompt(model, rendered, breakpoints)
+
+
+def _fewest_tokens(model: ServedModel, blocks: Sequence[Block]) -> int:
+    """A bound that costs little: tokenising takes 100 bytes of memory for each byte of text.
+
+    A block ends where a token ends, so each is rounded up: many short blocks are many tokens.
+    """
+    longest = model.tokenizer.longest_token_bytes
+    return sum(-(-len(block.text.encode()) // longest) for block in blocks)
+
+
+def _require_fit(model: ServedModel, *, num_tokens: int) -> None:
+    if num_tokens > model.context_window_tokens:
+        raise InvalidRequest(
+            f"prompt is too long: {num_tokens} tokens > {model.context_window_tokens} maximum"
+        )

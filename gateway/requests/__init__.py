@@ -1,0 +1,1 @@
+"""One request's life: order, hold, engine, output, settlement."""

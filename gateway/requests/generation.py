@@ -1,0 +1,289 @@
+"""One request's life, apart from its connection: hold, engine, entries, one settlement or release.
+
+If another request is about to write a prefix that this one could read, it waits before its hold.
+
+A generation runs in a task of its own that no connection can cancel. The response reads its block
+events and its ending. When the client disconnects, the engine aborts the request, and the tokens
+produced so far are settled all the same. If the engine or the database is lost on the way, the hold
+stays open and recovery closes it from the engine's journal.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.requests import ClientDisconnect
+
+from billing.entries import activate, remove_unpaid
+from billing.errors import InsufficientBalance, UnknownPrice
+from billing.facts import is_failure
+from billing.holds import Hold
+from billing.meters import Quantities
+from engine.client import (
+    Admitted,
+    Committed,
+    EngineLost,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Grant,
+    Rejected,
+    Tokens,
+)
+from engine.client import Generation as EngineGeneration
+from gateway.dependencies import Dependencies
+from gateway.errors import (
+    EngineFailed,
+    EngineReplaced,
+    GatewayError,
+    LedgerUnavailable,
+    Overloaded,
+    rejection,
+)
+from gateway.requests.entry_wait import EntryWait
+from gateway.requests.finish import release_hold, settle_hold
+from gateway.requests.hold import open_when_unblocked
+from gateway.requests.ledger_writes import write
+from gateway.requests.order import Order, require_model
+from gateway.requests.output import BlockEvent, OutputBlocks
+from gateway.requests.usage import CacheOutcome, bill_up_to, cache_outcome, granted_writes
+from gateway.wire.response import StopReason
+
+log = logging.getLogger(__name__)
+
+# The longest the engine may say nothing before it is taken for hung; the SDK's own read timeout.
+ENGINE_SILENCE_SECONDS = 600.0
+
+# What a request may fail with. Anything else is a bug, and its traceback goes to the log.
+EXPECTED = (GatewayError, InsufficientBalance, UnknownPrice, EngineLost, ClientDisconnect)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the output ended; the request is settled by then."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+    quantities: Quantities
+
+
+class Generation:
+    """One open request. `run` is its task; the other methods are for the response.
+
+    Await `admitted`, then `next_event` until it returns None, then `ended`; the first and the last
+    raise what the request failed with. `hold_is_open` is whether its hold is still to be closed.
+    """
+
+    def __init__(self, order: Order, *, deps: Dependencies) -> None:
+        self.order = order
+        self.hold_is_open = False
+        self._deps = deps
+        loop = asyncio.get_running_loop()
+        self._admitted: asyncio.Future[CacheOutcome] = loop.create_future()
+        self._ended: asyncio.Future[Ending] = loop.create_future()
+        self._events: deque[BlockEvent] = deque()  # not taken yet; bounded by max_tokens
+        self._news = asyncio.Event()
+        self._engine_generation: EngineGeneration | None = None
+        self._stopped_by: Exception | None = None
+        self._wait = EntryWait(
+            deps.wake_ups,
+            boot_id=deps.boot_id,
+            seconds=deps.settings.cache_wait_seconds,
+        )
+        self._first_token_at_ms: int | None = None
+        self._output = OutputBlocks(
+            order.prompt.model.tokenizer.detokenizer(),
+            stop_sequences=order.body.stop_sequences or (),
+            stop_token_ids=order.engine_info.stop_token_ids,
+        )
+
+    @property
+    def stopped_at(self) -> int | None:
+        """The output tokens up to the stop string that ended the output; None without one."""
+        return None if self._output.stop_sequence is None else self._output.num_tokens
+
+    async def admitted(self) -> CacheOutcome:
+        """Wait until the engine has admitted the request; from then on its cache split is final."""
+        return await asyncio.shield(self._admitted)
+
+    async def next_event(self) -> BlockEvent | None:
+        """Wait for the next block event; None when there will be no more."""
+        while not self._events and not self._ended.done():
+            self._news.clear()
+            await self._news.wait()
+        return self._events.popleft() if self._events else None
+
+    async def ended(self) -> Ending:
+        """Wait until the request is settled."""
+        return await asyncio.shield(self._ended)
+
+    def abandon(self) -> None:
+        """The client has disconnected: abort in the engine, settle what was produced."""
+        self.stop(ClientDisconnect())
+
+    def stop(self, cause: Exception) -> None:
+        """Abort in the engine, settle what was produced, fail with `cause`; a no-op at the end."""
+        if self._ended.done() or self._stopped_by is not None:
+            return
+        self._stopped_by = cause
+        self._wait.stop(cause)
+        if self._engine_generation is not None:
+            self._engine_generation.abort()
+
+    async def run(self) -> None:
+        """Run the request to its end. Raises nothing but its own cancellation, at shutdown."""
+        try:
+            ending = await self._generate()
+        except asyncio.CancelledError:
+            self._fail(Overloaded("The server has stopped"))
+            raise
+        except Exception as error:
+            if not isinstance(error, EXPECTED):
+                log.exception("generation_failed", extra={"request_id": self.order.request_id})
+            self._fail(error)
+        else:
+            self._ended.set_result(ending)
+            self._news.set()
+
+    def _fail(self, error: Exception) -> None:
+        for future in (self._admitted, self._ended):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # retrieved: perhaps no task awaits it any more
+        self._news.set()
+
+    async def _generate(self) -> Ending:
+        held = await open_when_unblocked(self.order, deps=self._deps, wait=self._wait)
+        self.hold_is_open = True
+        try:
+            self._engine_generation = engine_generation = self._submit(held.request)
+        except EngineLost:
+            await self._release("engine_lost")
+            raise
+        except EngineReplaced:
+            await self._release("engine_replaced")
+            raise
+        if self._stopped_by is not None:
+            engine_generation.abort()
+        try:
+            end = await self._follow(engine_generation, held.hold)
+        except Exception:
+            # No consumer is left; recovery will settle the tokens produced so far.
+            engine_generation.abort()
+            raise
+        if isinstance(end, Rejected):
+            await self._release(end.code)
+            raise rejection(end)
+        return await self._close(end)
+
+    def _submit(self, request: GenerateRequest) -> EngineGeneration:
+        """Submit the request to the engine, which may have been replaced since the order.
+
+        Raises EngineLost or EngineReplaced; the engine has not seen the request then.
+        """
+        if (info := self._deps.engine.info) is not None:
+            require_model(info, self.order.prompt.model)
+        return self._deps.engine.generate(request)
+
+    async def _follow(self, engine_generation: EngineGeneration, hold: Hold) -> Finished | Rejected:
+        """Handle the engine's events as they arrive, and return the last one."""
+        events = aiter(engine_generation)
+        while True:
+            match await _next_event(events):
+                case Admitted(grants=grants):
+                    self._admitted.set_result(cache_outcome(hold, grants))
+                    await self._withdraw_refused(hold, grants)
+                case Committed(tokens=tokens):
+                    await self._activate(tokens)
+                case Tokens(ids=ids):
+                    self._take(ids, engine_generation)
+                case (Finished() | Rejected()) as last:
+                    return last
+
+    async def _withdraw_refused(self, hold: Hold, grants: tuple[Grant, ...]) -> None:
+        """Remove the entries that the engine will not pin, so that no request waits for them."""
+        granted = granted_writes(hold, grants)
+        if len(granted) < len(hold.writes):
+            await self._change_entries(partial(remove_unpaid, paid=granted))
+
+    async def _activate(self, tokens: int) -> None:
+        """Make the entry of a committed prefix live, before any output is shown."""
+        await self._change_entries(partial(activate, tokens=tokens))
+
+    async def _change_entries(self, change: Callable[..., None]) -> None:
+        request_id = self.order.request_id
+        try:
+            await write(self._deps, partial(change, request_id=request_id))
+        except LedgerUnavailable:
+            # Nothing is lost: settlement makes paid entries live and removes the others.
+            log.warning("entries_not_changed_yet", extra={"request_id": request_id})
+        self._deps.wake_ups.notify(request_id)
+
+    def _take(self, ids: tuple[int, ...], engine_generation: EngineGeneration) -> None:
+        if self._first_token_at_ms is None:
+            self._first_token_at_ms = self._deps.now_ms()
+        self._show(self._output.push(ids))
+        if self.stopped_at is not None:
+            # Sent again for each token that was on its way meanwhile; a no-op in the engine then.
+            engine_generation.finish(self.stopped_at)
+
+    def _show(self, events: list[BlockEvent]) -> None:
+        if events:
+            self._events.extend(events)
+            self._news.set()
+
+    async def _close(self, finished: Finished) -> Ending:
+        """Settle or release, and only then return how the output ended."""
+        record = finished.record
+        if record is None:
+            await self._release(finished.reason)
+            raise self._stopped_by or Overloaded("The engine dropped this request from its queue")
+        self._show(self._output.flush())
+        record = bill_up_to(record, self.stopped_at)
+        stop_reason = self._stop_reason(record.finish_reason)
+        quantities = await settle_hold(
+            self._deps,
+            record,
+            stop_reason=stop_reason,
+            first_token_at_ms=self._first_token_at_ms,
+        )
+        self.hold_is_open = False
+        if stop_reason is not None:
+            self._show(self._output.close())
+            return Ending(stop_reason, self._output.stop_sequence, quantities)
+        if record.finish_reason == "aborted":
+            raise self._stopped_by or Overloaded("The engine stopped this request")
+        log.error("engine_failed", extra={"request_id": self.order.request_id})
+        raise EngineFailed("The engine failed on this request")
+
+    async def _release(self, reason: str) -> None:
+        await release_hold(self._deps, self.order.request_id, reason=reason)
+        self.hold_is_open = False
+
+    def _stop_reason(self, reason: FinishReason) -> StopReason | None:
+        """Return the wire's stop reason; None if the output was cut."""
+        if is_failure(reason) or reason == "aborted":
+            return None
+        if self._output.stop_sequence is not None:
+            return "stop_sequence"
+        match reason:
+            case "max_tokens" if self.order.is_clamped:
+                return "model_context_window_exceeded"
+            case "max_tokens":
+                return "max_tokens"
+            case "stop_token" | "finished":
+                return "end_turn"
+
+
+async def _next_event(events: AsyncIterator[Event]) -> Event:
+    try:
+        async with asyncio.timeout(ENGINE_SILENCE_SECONDS):
+            return await anext(events)
+    except StopAsyncIteration:
+        raise EngineLost("The engine's events ended without a last one") from None
+    except TimeoutError:
+        raise EngineLost(f"The engine said nothing for {ENGINE_SILENCE_SECONDS:.0f} s") from None

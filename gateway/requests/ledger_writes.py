@@ -1,0 +1,44 @@
+"""Writing to the ledger from a request: bounded in time, and one error for whatever goes wrong."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from billing.errors import WriterUnavailable
+from gateway.dependencies import Dependencies
+from gateway.errors import LedgerUnavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# A group commit takes milliseconds. A write that took this long may still happen later: whoever
+# gives up on it must be content with either.
+WRITE_SECONDS_MAX = 15.0
+
+# A client waits for its last event meanwhile, so the tries end soon.
+RETRY_PAUSES_SECONDS = (0.1, 0.5, 2.0)
+
+
+async def write(deps: Dependencies, operation: Callable[[Connection], T]) -> T:
+    """Commit one operation. Raises LedgerUnavailable, or the operation's own BillingError."""
+    try:
+        async with asyncio.timeout(WRITE_SECONDS_MAX):
+            return await deps.database.write(operation)
+    except (SQLAlchemyError, WriterUnavailable, TimeoutError) as error:
+        log.warning("ledger_write_failed", exc_info=True)
+        raise LedgerUnavailable("The ledger cannot be written now; try again") from error
+
+
+async def write_with_retries(deps: Dependencies, operation: Callable[[Connection], T]) -> T:
+    """`write` for an operation that does nothing the second time."""
+    for pause_seconds in RETRY_PAUSES_SECONDS:
+        try:
+            return await write(deps, operation)
+        except LedgerUnavailable:
+            await asyncio.sleep(pause_seconds)
+    return await write(deps, operation)

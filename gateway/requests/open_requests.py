@@ -1,0 +1,70 @@
+"""The requests alive in this process, and how they end when the process does."""
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from gateway.dependencies import Dependencies
+from gateway.errors import Overloaded
+from gateway.requests.generation import Generation
+from gateway.requests.order import Order
+from gateway.shutdown import SETTLING_SECONDS
+
+log = logging.getLogger(__name__)
+
+
+class OpenRequests:
+    """Starts generations and keeps them until they have ended.
+
+    hold_left_open    set when one ended without closing its hold: recovery has work
+    stop_string_cuts  of those, the output tokens up to a stop string, by request id: the engine's
+                      journal may not know of them
+    """
+
+    def __init__(self, deps: Dependencies) -> None:
+        self.hold_left_open = asyncio.Event()
+        self.stop_string_cuts: dict[str, int] = {}
+        self._deps = deps
+        self._tasks: dict[asyncio.Task[None], Generation] = {}
+        self._is_draining = False
+
+    @property
+    def request_ids(self) -> Collection[str]:
+        """The requests that are alive here now."""
+        return {generation.order.request_id for generation in self._tasks.values()}
+
+    def start(self, order: Order) -> Generation:
+        """Start a request's life. Raises Overloaded once the process is draining."""
+        if self._is_draining:
+            raise Overloaded("The server is restarting; try again")
+        generation = Generation(order, deps=self._deps)
+        task = asyncio.create_task(generation.run(), name=order.request_id)
+        self._tasks[task] = generation
+        task.add_done_callback(self._forget)
+        return generation
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new requests, give the running ones `seconds`, then stop and settle them.
+
+        A drain that has begun is not begun again: a second call returns at once.
+        """
+        if self._is_draining:
+            return
+        self._is_draining = True
+        await self._wait(seconds)
+        for generation in self._tasks.values():
+            generation.stop(Overloaded("The server is restarting; the answer is cut short"))
+        await self._wait(SETTLING_SECONDS)
+        if self._tasks:
+            log.warning("drain_incomplete", extra={"num_requests": len(self._tasks)})
+
+    async def _wait(self, seconds: float) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        generation = self._tasks.pop(task)
+        if generation.hold_is_open:
+            if (cut := generation.stopped_at) is not None:
+                self.stop_string_cuts[generation.order.request_id] = cut
+            self.hold_left_open.set()

@@ -1,0 +1,86 @@
+"""`/healthz`, `/readyz`, `/metrics`: for machines, without a key."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy.exc import SQLAlchemyError
+from typing_extensions import override
+
+from billing.errors import BillingError
+from billing.schema import require_head
+from engine.client import EngineInfo, EngineLost
+from gateway.dependencies import Dependencies
+from gateway.errors import NotReady
+from gateway.http.auth import Deps
+
+router = APIRouter()
+
+ENGINE_ANSWER_SECONDS = 2  # a scrape and a probe must end, even while the engine restarts
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """This process runs."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(deps: Deps) -> dict[str, str]:
+    """Requests would be served. Raises NotReady that names what is missing."""
+    missing = [reason async for reason in _missing(deps)]
+    if missing:
+        raise NotReady("; ".join(missing))
+    return {"status": "ready"}
+
+
+@router.get("/metrics")
+async def metrics(deps: Deps) -> Response:
+    """The gateway's counters and the engine's numbers, in Prometheus' text form."""
+    registry = CollectorRegistry()
+    registry.register(_EngineNumbers(await _engine_stats(deps) or {}))
+    text = generate_latest(deps.metrics.registry) + generate_latest(registry)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+async def _missing(deps: Dependencies) -> AsyncIterator[str]:
+    try:
+        await deps.database.read(require_head)
+    except (BillingError, SQLAlchemyError):
+        yield "database: not migrated, or not reachable"
+    if not await asyncio.to_thread(deps.settings.first_keys_path.exists):
+        yield f"keys: {deps.settings.first_keys_path.name} is not written yet"
+    if await _engine_stats(deps) is None:
+        yield "engine: does not answer"
+    elif (info := deps.engine.info) is not None and not _is_served(deps, info):
+        yield f"engine: runs other weights than this gateway serves: {info.model_id}"
+
+
+def _is_served(deps: Dependencies, info: EngineInfo) -> bool:
+    return any(model.is_run_by(info) for model in deps.catalog.models)
+
+
+async def _engine_stats(deps: Dependencies) -> dict[str, float] | None:
+    """The engine's numbers by metric name; None if it does not answer in time."""
+    try:
+        async with asyncio.timeout(ENGINE_ANSWER_SECONDS):
+            return await deps.engine.stats()
+    except (EngineLost, TimeoutError):
+        return None
+
+
+class _EngineNumbers(Collector):
+    """The engine's numbers of one moment, under the engine's own names."""
+
+    def __init__(self, stats: Mapping[str, float]) -> None:
+        self._stats = stats
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._stats.items():
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield family(name, f"The engine's {name}.", value=value)

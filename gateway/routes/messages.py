@@ -1,0 +1,63 @@
+"""`POST /v1/messages`: from a body to an order, and from a generation to the answer.
+
+Between the two is `gateway.requests.generation`: hold, engine and settlement, in a task of its own.
+"""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from gateway.http.auth import Customer, Deps, IgnoreEos, Version
+from gateway.http.bodies import read_body, read_bytes
+from gateway.http.disconnect import attended
+from gateway.http.event_stream import EventStream
+from gateway.prompts.parse import parse_prompt
+from gateway.requests.generation import Generation
+from gateway.requests.open_requests import OpenRequests
+from gateway.requests.order import place_order
+from gateway.requests.output import BlockEvent
+from gateway.requests.wire_messages import whole_message
+from gateway.wire.request import MessagesRequest
+
+router = APIRouter()
+
+
+@router.post("/v1/messages", response_model=None)
+async def create_message(
+    request: Request, caller: Customer, version: Version, ignore_eos: IgnoreEos, deps: Deps
+) -> Response:
+    """Answer a conversation, and bill exactly what the answer says it used.
+
+    From `start` on the request has a life of its own, whether or not this connection lasts.
+    """
+    sent = await read_bytes(request)
+    started_at_ms = deps.now_ms()  # not before: a slow body would read what has long expired
+    body = read_body(MessagesRequest, sent, version=version)
+    prompt = await parse_prompt(body, catalog=deps.catalog)
+    engine_info = await deps.engine.ready(deps.settings.engine_wait_seconds)
+    order = place_order(
+        body,
+        prompt,
+        caller=caller,
+        engine_info=engine_info,
+        request_id=request.state.request_id,
+        message_id=deps.new_id("msg"),
+        ignore_eos=ignore_eos,
+        started_at_ms=started_at_ms,
+    )
+    open_requests: OpenRequests = request.app.state.open_requests
+    generation = open_requests.start(order)
+    async with attended(generation, request.receive):
+        outcome = await generation.admitted()
+        headers = {"x-kvmeter-cache": outcome.header}
+        if not body.stream:
+            events = await _all_events(generation)
+            message = whole_message(order, events=events, ending=await generation.ended())
+            return JSONResponse(message.model_dump(), headers=headers)
+    return EventStream(generation, ping_seconds=deps.settings.ping_seconds, headers=headers)
+
+
+async def _all_events(generation: Generation) -> list[BlockEvent]:
+    events = []
+    while (event := await generation.next_event()) is not None:
+        events.append(event)
+    return events
