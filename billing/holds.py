@@ -63,7 +63,7 @@ def open_hold(
     Raises InsufficientBalance (prepaid only) or UnknownOrganization; then nothing is left behind.
     """
     account_id = _reserve(conn, hold)
-    conn.execute(insert(holds), {**to_row(hold), "account_id": account_id})
+    conn.execute(insert(holds), {**to_row(hold), "account_id": account_id, "state": "open"})
     entries.refresh(conn, refreshed_entry_keys, started_at_ms=hold.started_at_ms)
     entries.write_pending(
         conn,
