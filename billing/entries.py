@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, tuple_, update
 
 from billing.meters import TtlClass, WritePoint
 from billing.tables import cache_entries, holds
@@ -19,6 +19,9 @@ from billing.tables import cache_entries, holds
 # A request reads what was live when it began, and may look it up this much later: the engine or the
 # writer kept it waiting.
 SWEEP_GRACE_MS = 120_000
+
+# Entries in one piece of a sweep: a few milliseconds of the write lock.
+SWEEP_MAX = 1_000
 
 _live = cache_entries.c.state == "live"
 
@@ -147,15 +150,21 @@ def remove_unpaid(conn: Connection, request_id: str, *, paid: Sequence[WritePoin
     )
 
 
-def sweep(conn: Connection, *, now_ms: int) -> int:
-    """Delete entries that expired a while ago; answers how many.
+def sweep(conn: Connection, *, now_ms: int, num_max: int = SWEEP_MAX) -> int:
+    """Delete up to `num_max` entries that expired at least SWEEP_GRACE_MS ago; return how many.
 
-    A pending one is left to its request's end.
+    Fewer than `num_max`: none is left. A caller repeats a full piece in a transaction of its own,
+    so that requests can write in between. A pending entry is never deleted here; the end of its
+    request deletes it.
     """
-    expired = delete(cache_entries).where(
-        _live, cache_entries.c.expires_at_ms <= now_ms - SWEEP_GRACE_MS
+    key = (cache_entries.c.entry_key, cache_entries.c.request_id)
+    expired = (
+        select(*key)
+        .where(_live, cache_entries.c.expires_at_ms <= now_ms - SWEEP_GRACE_MS)
+        .order_by(cache_entries.c.expires_at_ms)
+        .limit(num_max)
     )
-    return conn.execute(expired).rowcount
+    return conn.execute(delete(cache_entries).where(tuple_(*key).in_(expired))).rowcount
 
 
 def _chunks(keys: Collection[str]) -> Iterator[tuple[str, ...]]:

@@ -145,6 +145,25 @@ def test_sweeping_deletes_the_expired_and_nothing_else(books: Books) -> None:
     assert set(live(books, "key-10")) == {"key-10"}
 
 
+def test_a_sweep_goes_in_pieces_oldest_first_until_one_is_not_full(books: Books) -> None:
+    for number in range(5):
+        started_at_ms = NOW_MS + 4 - number
+        writes = (WritePoint(8, "5m", f"key-{number}"),)
+        books.settle(books.open(writes=writes, started_at_ms=started_at_ms))
+    late_ms = END_MS + SWEEP_GRACE_MS + 1_000
+
+    def sweep_two() -> int:
+        return books.database.write_now(lambda conn: sweep(conn, now_ms=late_ms, num_max=2))
+
+    assert sweep_two() == 2
+    assert set(live(books, *(f"key-{number}" for number in range(5)))) == {
+        "key-0",
+        "key-1",
+        "key-2",
+    }
+    assert [sweep_two(), sweep_two(), sweep_two()] == [2, 1, 0]
+
+
 def test_a_path_of_forty_thousand_keys_is_looked_up_and_renewed(books: Books) -> None:
     path = [f"key-{number}" for number in range(40_000)]
     written = (path[0], path[20_000], path[-1])
