@@ -98,12 +98,22 @@ def post(
 
 def balance(conn: Connection, account_id: str) -> Balance:
     """The totals of an account that exists."""
-    return _balance(conn.execute(select(accounts).where(accounts.c.id == account_id)).one())
+    return balance_of(conn.execute(select(accounts).where(accounts.c.id == account_id)).one())
 
 
 def trial_balance(conn: Connection) -> list[Balance]:
     """Every account's totals, by id; debits and credits add up to the same sum."""
-    return [_balance(row) for row in conn.execute(select(accounts).order_by(accounts.c.id))]
+    return [balance_of(row) for row in conn.execute(select(accounts).order_by(accounts.c.id))]
+
+
+def balance_of(row: Row[Any]) -> Balance:
+    """Return the totals in an accounts row."""
+    return Balance(
+        account_id=row.id,
+        debits_nanos=row.debits_posted_nanos,
+        credits_nanos=row.credits_posted_nanos,
+        pending_nanos=row.debits_pending_nanos,
+    )
 
 
 def open_accounts(
@@ -170,13 +180,4 @@ def _add_to_totals(conn: Connection, moved: Sequence[Transfer]) -> None:
             {"account_id": id_, "debits": debits[id_], "credits": credits_[id_]}
             for id_ in sorted({*debits, *credits_})
         ],
-    )
-
-
-def _balance(row: Row[Any]) -> Balance:
-    return Balance(
-        account_id=row.id,
-        debits_nanos=row.debits_posted_nanos,
-        credits_nanos=row.credits_posted_nanos,
-        pending_nanos=row.debits_pending_nanos,
     )

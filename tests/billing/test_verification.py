@@ -1,12 +1,21 @@
 """The books are checked by recomputing them; each kind of damage is named."""
 
-import pytest
-from sqlalchemy import text
+import sqlite3
+from typing import Any
 
-from billing.database import Database
-from billing.settlement import release
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+from billing.database import Database, is_sqlite, reading_engine
+from billing.database import database_url as parse
+from billing.holds import open_hold
+from billing.lease_reports import LeaseReport, book_lease_reports
+from billing.meters import WritePoint
+from billing.scan import ROWS_AT_ONCE
+from billing.settlement import release, settle
 from billing.verification import verify
-from tests.billing.books import NOW_MS, Books, make_books
+from tests.billing.books import NOW_MS, TTL_MS, Books, engine_facts, make_books
 
 
 @pytest.fixture
@@ -133,3 +142,102 @@ def test_a_released_request_is_sound(books: Books) -> None:
     )
 
     books.assert_sound()
+
+
+def test_verifying_holds_a_few_rows_in_memory_however_large_the_tables_are(
+    books: Books, database_url: str
+) -> None:
+    fill(books, num_requests=ROWS_AT_ONCE + 50)
+    fetches: list[int] = []
+    engine = counting_engine(database_url, fetches)
+
+    with engine.begin() as conn:
+        report = verify(conn)
+    engine.dispose()
+
+    assert report.sound
+    assert report.row_counts["requests"] == ROWS_AT_ONCE + 51
+    assert report.row_counts["lease_reports"] == ROWS_AT_ONCE + 50
+    assert max(fetches) == ROWS_AT_ONCE
+    # Transfers twice over the limit, requests, requests with engine records, and lease reports.
+    assert fetches.count(ROWS_AT_ONCE) >= 5
+
+
+def fill(books: Books, *, num_requests: int) -> None:
+    """Settled requests in one commit, each with three transfers and a lease."""
+    written = [
+        books.hold(total_tokens=10, writes=(WritePoint(8, "5m", f"key-{number}"),))
+        for number in range(num_requests)
+    ]
+
+    def write(conn: Connection) -> None:
+        for hold in written:
+            open_hold(conn, hold, ttl_ms=TTL_MS)
+            facts = engine_facts(hold)
+            settle(
+                conn,
+                request_id=hold.request_id,
+                facts=facts,
+                ended_at_ms=NOW_MS,
+                stop_reason="end_turn",
+            )
+        reports = [
+            LeaseReport(f"eng:{hold.request_id}", hold.request_id, 8, "expired", "device", 1, 2, 3)
+            for hold in written
+        ]
+        book_lease_reports(conn, reports, reported_at_ms=NOW_MS)
+
+    books.database.write_now(write)
+
+
+def counting_engine(url: str, fetches: list[int]) -> Engine:
+    """A reading engine whose driver notes how many rows each fetch brought into memory."""
+    engine = reading_engine(parse(url))
+
+    class Counting:
+        def fetchone(self) -> Any:
+            fetches.append(1)
+            return super().fetchone()  # type: ignore[misc]
+
+        def fetchmany(self, size: int = 1) -> Any:
+            rows = super().fetchmany(size)  # type: ignore[misc]
+            fetches.append(len(rows))
+            return rows
+
+        def fetchall(self) -> Any:
+            rows = super().fetchall()  # type: ignore[misc]
+            fetches.append(len(rows))
+            return rows
+
+    class SqliteCursor(Counting, sqlite3.Cursor):
+        pass
+
+    class SqliteConnection(sqlite3.Connection):
+        def cursor(self, _factory: Any = None) -> Any:
+            return super().cursor(SqliteCursor)
+
+    class ServerCursor(Counting, psycopg.ServerCursor[Any]):
+        pass
+
+    class ClientCursor(psycopg.Cursor[Any]):
+        """Has its whole result in memory from the start."""
+
+        def execute(self, *args: Any, **kwargs: Any) -> Any:
+            done = super().execute(*args, **kwargs)
+            fetches.append(max(0, self.rowcount))
+            return done
+
+    if is_sqlite(engine.url):
+
+        @event.listens_for(engine, "do_connect")
+        def before_connect(_dialect: Any, _record: Any, _args: Any, options: Any) -> None:
+            options["factory"] = SqliteConnection
+
+    else:
+
+        @event.listens_for(engine, "connect")
+        def on_connect(connection: Any, _record: Any) -> None:
+            connection.cursor_factory = ClientCursor
+            connection.server_cursor_factory = ServerCursor
+
+    return engine
