@@ -1,4 +1,4 @@
-"""What billing refuses, and why. Nothing here knows of HTTP.
+"""Billing's errors, as one tree; HTTP statuses are the gateway's.
 
 BillingError
 ├── InsufficientBalance     the worst case of a request is above the prepaid balance
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 
 class BillingError(Exception):
-    """Root of everything that billing refuses."""
+    """Root of billing's errors."""
 
 
 class InsufficientBalance(BillingError):

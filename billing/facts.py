@@ -1,4 +1,4 @@
-"""What the engine says about one admitted request, in billing's own words."""
+"""The engine's record of one admitted request, in billing's own types."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -11,15 +11,15 @@ GrantOutcome = Literal["granted", "refreshed", "refused"]
 
 
 def is_failure(reason: FinishReason) -> TypeIs[FailureReason]:
-    """Whether the engine, not the answer or the client, ended the request."""
+    """Whether the request ended because the engine failed."""
     return reason in get_args(FailureReason)
 
 
 @dataclass(frozen=True, slots=True)
 class GrantFact:
-    """The engine's answer to one breakpoint; `committed` once its prefix is pinned.
+    """The engine's decision on one breakpoint; `committed` once its prefix is computed and pinned.
 
-    `lease_id` names the lease that it made or refreshed; what that costs is in the lease's reports.
+    `lease_id` is the lease that it made or refreshed.
     """
 
     tokens: int
@@ -51,12 +51,12 @@ class EngineFacts:
 
     @property
     def read_tokens(self) -> int:
-        """The prefix billed as a read, whether or not its KV survived."""
+        """The prefix billed as a read, whether its KV was reused or computed again."""
         return self.tokens_reused_promised + self.tokens_read_recomputed
 
     @property
     def prompt_accounted(self) -> int:
-        """What the four facts add up to."""
+        """The sum of the four facts."""
         return self.read_tokens + self.tokens_reused_gift + self.tokens_computed
 
 

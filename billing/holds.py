@@ -1,4 +1,4 @@
-"""Holds: transaction 1 of a request. The row keeps everything that settlement will need."""
+"""Holds: transaction 1 of a request reserves its worst case, until settlement or release."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -57,10 +57,10 @@ def open_hold(
     refreshed_entry_keys: Collection[str] = (),
     awaited_until_ms: int | None = None,
 ) -> None:
-    """Reserve the worst case, note the entries to be written, renew the entries that are read.
+    """Reserve the worst case, insert pending entries for the writes, renew the entries read.
 
-    Others may wait for the entries to be written until `awaited_until_ms`; None: nobody does.
-    Raises InsufficientBalance (prepaid only) or UnknownOrganization; then nothing is left behind.
+    Other requests may wait for the pending entries until `awaited_until_ms`; with None they do not.
+    Raises InsufficientBalance (prepaid only) or UnknownOrganization, and then leaves nothing.
     """
     account_id = _reserve(conn, hold)
     conn.execute(insert(holds), {**to_row(hold), "account_id": account_id, "state": "open"})
@@ -76,13 +76,13 @@ def open_hold(
 
 
 def open_holds(conn: Connection) -> list[Hold]:
-    """Holds that wait for their settlement, oldest first."""
+    """Return the open holds, oldest first."""
     query = select(holds).where(holds.c.state == "open").order_by(holds.c.started_at_ms)
     return [from_row(Hold, row) for row in conn.execute(query)]
 
 
 def find_hold(conn: Connection, request_id: str) -> Hold | None:
-    """The hold of a request, in whatever state."""
+    """Return the hold of a request, open or closed, or None."""
     row = conn.execute(select(holds).where(holds.c.request_id == request_id)).one_or_none()
     return from_row(Hold, row) if row is not None else None
 
@@ -90,7 +90,10 @@ def find_hold(conn: Connection, request_id: str) -> Hold | None:
 def close_hold(
     conn: Connection, request_id: str, state: HoldState, *, closed_at_ms: int
 ) -> str | None:
-    """Give the reservation back, once; answers the account that pays, or None if none is open."""
+    """Close an open hold and give its reservation back; return the account that pays.
+
+    Returns None, and changes nothing, if the hold is not open.
+    """
     closing = (
         update(holds)
         .where(holds.c.request_id == request_id, holds.c.state == "open")
@@ -109,7 +112,7 @@ def close_hold(
 
 
 def _reserve(conn: Connection, hold: Hold) -> str:
-    """Add to the payer's pending debits; one guarded UPDATE, so no two callers see one balance."""
+    """Add to the payer's pending debits; return the account. One guarded UPDATE checks and adds."""
     mode = conn.scalar(
         select(organizations.c.mode).where(organizations.c.id == hold.organization_id)
     )

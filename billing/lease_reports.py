@@ -1,9 +1,9 @@
-"""What leases have cost the operator, as the engine reports it: half of the cache's margin.
+"""Lease costs: the KV blocks that each lease has pinned, as the engine reports them.
 
-A report has a lease's totals so far, in block-milliseconds: a block pinned for a millisecond,
-contended if it would have been evicted without the pin, else idle. Totals never fall. So a report
-that is told twice is one row, one that was missed is made good by the next, and a lease's cost is
-its largest report.
+A report has a lease's totals so far, in block-milliseconds (a block pinned for a millisecond):
+contended if the block would have been evicted without the pin, else idle. Totals never fall. So a
+report that arrives twice is one row, the next report makes up for a missed one, and the cost of a
+lease is its largest report.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,16 @@ from billing.tables import holds, lease_reports
 
 ReportReason = Literal["refreshed", "expired", "unpinned", "lost", "dropped", "stopped"]
 
-_CHUNK = 500  # well under what one statement of either database takes as parameters
+_CHUNK = 500  # well under what one statement of either database accepts as parameters
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """The lease of a request's breakpoint at `tokens`: its totals, and where it is now."""
+    """The cost so far of the lease on the first `tokens` tokens of a request's prompt.
+
+    tier       where the lease is whole at the time of the report
+    num_bytes  its size there
+    """
 
     lease_id: str
     request_id: str
@@ -41,7 +45,7 @@ class LeaseReport:
 
 @dataclass(frozen=True, slots=True)
 class PinCost:
-    """What one workspace's leases have cost on one model."""
+    """The cost of a workspace's leases on one model."""
 
     organization_id: str
     workspace_id: str
@@ -54,7 +58,7 @@ class PinCost:
 def book_lease_reports(
     conn: Connection, reports: Sequence[LeaseReport], *, reported_at_ms: int
 ) -> int:
-    """Keep the reports that are new; answers how many. A report of no known request is not kept."""
+    """Insert the reports that are new; return how many. Reports of unknown requests are dropped."""
     return sum(
         _book_chunk(conn, reports[start : start + _CHUNK], reported_at_ms=reported_at_ms)
         for start in range(0, len(reports), _CHUNK)
@@ -62,7 +66,7 @@ def book_lease_reports(
 
 
 def leases_of(conn: Connection, request_id: str) -> tuple[LeaseReport, ...]:
-    """The leases that a request made, each with its largest report."""
+    """Return the cost of each lease that a request made: its largest report."""
     rows = conn.execute(
         select(lease_reports)
         .where(lease_reports.c.request_id == request_id)
@@ -76,7 +80,7 @@ def leases_of(conn: Connection, request_id: str) -> tuple[LeaseReport, ...]:
 
 
 def pin_costs(conn: Connection) -> list[PinCost]:
-    """What pins have cost so far, by workspace and model."""
+    """Return what leases have cost so far, by workspace and model."""
     lease = (
         select(
             lease_reports.c.request_id,
@@ -102,7 +106,7 @@ def pin_costs(conn: Connection) -> list[PinCost]:
 def _book_chunk(conn: Connection, reports: Sequence[LeaseReport], *, reported_at_ms: int) -> int:
     writers = _entry_keys(conn, {report.request_id for report in reports})
     known = _known_keys(conn, {report.lease_id for report in reports})
-    # By key: one report may be told twice in one breath.
+    # By key: the same report may be in the list twice.
     new = {
         report._key: report
         for report in reports
@@ -124,7 +128,7 @@ def _book_chunk(conn: Connection, reports: Sequence[LeaseReport], *, reported_at
 
 
 def _entry_keys(conn: Connection, request_ids: set[str]) -> dict[str, dict[int, str]]:
-    """Of each known request, the entry keys of its writes by their length."""
+    """Return, for each known request, the entry keys of its writes by prefix length."""
     rows = conn.execute(
         select(holds.c.request_id, holds.c.writes).where(holds.c.request_id.in_(request_ids))
     )

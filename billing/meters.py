@@ -1,4 +1,4 @@
-"""The five disjoint meters, and the one rule that splits a prompt among them."""
+"""The five disjoint meters, and the rule that splits a prompt among them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ TtlClass = Literal["5m", "1h"]
 
 
 class Meter(StrEnum):
-    """What is counted and priced; no token belongs to two meters."""
+    """A token class with a price of its own; no token belongs to two meters."""
 
     INPUT = "input"
     CACHE_READ = "cache_read"
@@ -29,13 +29,13 @@ class Quantities:
     output: int = 0
 
     def of(self, meter: Meter) -> int:
-        """The quantity of one meter."""
+        """Return the quantity of one meter."""
         quantity: int = getattr(self, meter.value)
         return quantity
 
     @property
     def prompt(self) -> int:
-        """Prompt tokens: everything but the output."""
+        """The prompt tokens: the sum of the four input meters."""
         return self.input + self.cache_read + self.cache_write_5m + self.cache_write_1h
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a request: its final row and its engine record, and how both are read."""
+"""Request records: the final row of a request and its engine record, written once."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -24,7 +24,7 @@ KEPT_ELSEWHERE = ("request_id", "quantities", "postings", "engine", "leases")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord(RequestTerms):
-    """One request, as it can be checked: what was counted, at which rates, and what the engine did.
+    """Everything that explains a bill: quantities, rates, amounts, and what the engine did.
 
     error_type      what a failed request failed with: an error type of the HTTP API
     release_reason  why a released request was never admitted: the engine's word
@@ -52,12 +52,12 @@ class RequestRecord(RequestTerms):
 def request_record(
     conn: Connection, request_id: str, *, organization_id: str | None = None
 ) -> RequestRecord | None:
-    """Everything kept of a request; an open hold is a request in progress.
+    """Return the record of a request, or None; an open hold is a request in progress.
 
-    With `organization_id` another organisation's request is none, after the same few queries: the
-    time of the answer does not tell that it exists.
+    With `organization_id`, a request of another organisation is None, after the same queries as a
+    request that does not exist: the response time does not reveal the difference.
     """
-    if "\0" in request_id:  # a client's text; PostgreSQL cannot even be asked for it
+    if "\0" in request_id:  # a client may send it; a query with it fails on PostgreSQL
         return None
     query = select(requests).where(requests.c.id == request_id)
     if organization_id is not None:
@@ -98,7 +98,7 @@ def write_engine_facts(conn: Connection, request_id: str, facts: EngineFacts) ->
 
 
 def quantities_of(row: Row[Any]) -> Quantities:
-    """The five quantities of a requests row."""
+    """Return the five quantities of a requests row."""
     return Quantities(**{meter.value: getattr(row, f"{meter.value}_tokens") for meter in Meter})
 
 

@@ -1,4 +1,4 @@
-"""Settlement: transaction 2 of a request. Who is charged what, and the writing of it, once."""
+"""Settlement: transaction 2 of a request charges its true cost, exactly once."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How a request ended; `repeated` marks the answer to a second call, otherwise equal."""
+    """How a request ended. A second call returns an equal one with `repeated` set."""
 
     record: RequestRecord
     repeated: bool = field(default=False, compare=False)
@@ -81,12 +81,14 @@ def settle(
     booked_at_ms: int | None = None,
     answered: bool = True,
 ) -> Settlement:
-    """Turn a hold into its true cost, in full even above the balance, and give the rest back.
+    """Charge the true cost of a request, in full even above the balance, and release the rest.
 
-    Settling or releasing a closed hold changes nothing and answers the first result. `booked_at_ms`
-    (default: the end) is when a recovered request was settled; `answered` is false if by then
-    nobody could be sent its end. Raises HoldNotFound, or InconsistentFacts, which leaves the hold
-    open for a person to look at.
+    Settling or releasing a closed hold changes nothing and returns the first result.
+
+    booked_at_ms  when a recovered request was settled; by default the end of the request
+    answered      false if the client could no longer be sent the end of its response
+
+    Raises HoldNotFound, or InconsistentFacts, which leaves the hold open for the operator.
     """
     hold = _find(conn, request_id)
     if hold.state != "open":
@@ -108,9 +110,9 @@ def settle(
 
 
 def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int) -> Settlement:
-    """Close a hold whose request was never admitted: nothing is charged, its entries vanish.
+    """Close the hold of a request that was never admitted: no charge, and no entry stays.
 
-    Idempotent like `settle`; raises HoldNotFound.
+    Idempotent like `settle`. Raises HoldNotFound.
     """
     ending = replace(
         in_progress(_find(conn, request_id)),
@@ -124,7 +126,7 @@ def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int)
 def _close(
     conn: Connection, ending: RequestRecord, due: Charge | None, *, booked_at_ms: int
 ) -> Settlement:
-    """Write everything that a request's end leaves behind, unless it has ended before."""
+    """Write the end of a request: its record, transfers, outbox row and entries, only once."""
     request_id = ending.request_id
     state: HoldState = "settled" if due is not None else "released"
     account_id = close_hold(conn, request_id, state, closed_at_ms=booked_at_ms)
@@ -137,7 +139,7 @@ def _close(
     if record.postings:
         _post(conn, record, account_id, booked_at_ms=booked_at_ms)
         _enqueue(conn, record, account_id, created_at_ms=booked_at_ms)
-    for write in record.writes:  # live already, unless the gateway died before it heard of a commit
+    for write in record.writes:  # live already, unless the gateway died before the commit event
         entries.activate(conn, request_id=request_id, tokens=write.tokens)
     entries.remove_unpaid(conn, request_id, paid=record.writes)
     return Settlement(record)
@@ -163,7 +165,7 @@ def _priced(conn: Connection, ending: RequestRecord, due: Charge | None) -> Requ
 
 
 def _post(conn: Connection, record: RequestRecord, account_id: str, *, booked_at_ms: int) -> None:
-    """One row a meter, whole, and one that covers what a prepaid balance lacks."""
+    """Post one whole row a meter, and one overdraft transfer for what a prepaid balance lacks."""
     moved = [_usage(record, account_id, line) for line in record.postings]
     if account_id == names.prepaid(record.organization_id):
         lacking_nanos = record.charged_nanos - balance(conn, account_id).credit_nanos
@@ -192,7 +194,7 @@ def _usage(record: RequestRecord, account_id: str, line: PricedLine) -> Transfer
 def _enqueue(
     conn: Connection, record: RequestRecord, account_id: str, *, created_at_ms: int
 ) -> None:
-    """Tell the outside, later: the id is the request's, so a second delivery is recognised."""
+    """Insert the outbox row; its id is the request's, so a repeated delivery is recognised."""
     payload = {
         "organization_id": record.organization_id,
         "account_id": account_id,
@@ -230,7 +232,7 @@ def _status(facts: EngineFacts) -> Status:
 
 
 def _require_consistent(hold: Hold, facts: EngineFacts) -> None:
-    """An engine that contradicts the hold or itself is not billed from: its fault, not a price."""
+    """Raise InconsistentFacts if the engine record contradicts the hold or itself."""
     checks = (
         ("prompt", hold.total_tokens, facts.prompt_tokens),
         ("read", hold.read_tokens, facts.read_tokens),

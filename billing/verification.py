@@ -1,4 +1,4 @@
-"""Recompute the books: check the rules that the tables state against every row.
+"""Verification: recompute the books from every row, and report what does not agree.
 
 Reads one snapshot, so requests may settle meanwhile. Each problem is one sentence that names a row.
 
@@ -44,7 +44,7 @@ class Verification:
 
     @property
     def sound(self) -> bool:
-        """Whether the books agree."""
+        """Whether no problem was found."""
         return not self.problems
 
 
@@ -146,7 +146,7 @@ def _request_problems(conn: Connection) -> Iterator[str]:
 
 
 def _posted() -> Subquery:
-    """A row for each request with usage transfers: the quantity of each meter, and their sum."""
+    """Return a subquery with a row for each charged request: quantity by meter, and the charge."""
     quantities = [
         func.sum(case((transfers.c.meter == meter.value, transfers.c.quantity), else_=0)).label(
             f"posted_{meter}"
