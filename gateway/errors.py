@@ -1,4 +1,4 @@
-"""What a request can fail with, and the one table: exception class, HTTP status, error type.
+"""All errors of the gateway, and the table from exception class to HTTP status and error type.
 
 GatewayError
 ├── InvalidRequest            400  the body, a header or a parameter is wrong
@@ -8,7 +8,7 @@ GatewayError
 ├── RequestTimeout            408  the body did not arrive in time
 ├── RequestTooLarge           413
 ├── EngineFailed              500  the engine gave up on an admitted request
-├── NotReady                  503  something the gateway needs is missing; only /readyz says so
+├── NotReady                  503  something the gateway needs is missing; /readyz only
 ├── Overloaded                529  the engine's queue is full, or the wait in it too long
 │   ├── EngineReplaced             the engine runs other weights than this gateway sells
 │   ├── LedgerUnavailable          the database did not take a write
@@ -79,7 +79,7 @@ class NotReady(GatewayError):
 
 
 class Overloaded(GatewayError):
-    """The engine has no room for one more request now."""
+    """The engine cannot take one more request now."""
 
 
 class EngineReplaced(Overloaded):
@@ -123,7 +123,7 @@ class ModelFolderError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How one exception class looks on the wire; `message` None: the exception's own words."""
+    """Status, type and message of an exception class on the wire; None: the exception's message."""
 
     status: int
     type: str
