@@ -24,6 +24,7 @@ The other packages' errors know nothing of HTTP; ERROR_SHAPES has their shapes t
 an entry takes its nearest ancestor's. What is not in the table is our fault: a 500 without details.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +34,21 @@ from gateway.wire.response import ErrorBody, ErrorDetail
 
 
 class GatewayError(Exception):
-    """A request that cannot be served, with a message meant for the client."""
+    """A request that cannot be served, with a message meant for the client.
 
-    def __init__(self, message: str, *, error_code: str | None = None) -> None:
+    `headers` go into the error response, such as `retry-after`; a stream that has begun drops them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        error_code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.message = message
         self.error_code = error_code
+        self.headers = dict(headers or {})
 
 
 class InvalidRequest(GatewayError):
@@ -175,6 +185,11 @@ def error_body(error: BaseException, *, request_id: str) -> ErrorBody:
         ),
         request_id=request_id,
     )
+
+
+def error_headers(error: BaseException) -> dict[str, str]:
+    """Return the headers that an error response carries."""
+    return error.headers if isinstance(error, GatewayError) else {}
 
 
 def rejection(rejected: Rejected) -> GatewayError:

@@ -9,7 +9,6 @@ import logging
 from typing import cast
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -18,14 +17,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from gateway.dependencies import Dependencies
-from gateway.errors import (
-    GatewayError,
-    InvalidRequest,
-    RequestTimeout,
-    RequestTooLarge,
-    error_body,
-    shape_of,
-)
+from gateway.errors import GatewayError, InvalidRequest, RequestTimeout, RequestTooLarge
+from gateway.http.error_responses import error_response
 
 log = logging.getLogger(__name__)
 
@@ -105,12 +98,12 @@ class HttpConnection(HttpToolsProtocol):
 
     def _error_response(self, error: GatewayError) -> bytes:
         deps = cast("Dependencies", cast("FastAPI", self.config.app).state.deps)
-        request_id, shape = deps.new_id("req"), shape_of(error)
-        log.info("request_refused", extra={"request_id": request_id, "status": shape.status})
-        deps.metrics.requests.labels("none", str(shape.status)).inc()
-        response = JSONResponse(
-            error_body(error, request_id=request_id).model_dump(),
-            headers={"request-id": request_id, "connection": "close"},
+        request_id = deps.new_id("req")
+        response = error_response(error, request_id=request_id)
+        response.headers.update({"request-id": request_id, "connection": "close"})
+        log.info(
+            "request_refused", extra={"request_id": request_id, "status": response.status_code}
         )
+        deps.metrics.requests.labels("none", str(response.status_code)).inc()
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
-        return STATUS_LINE[shape.status] + head + b"\r\n" + bytes(response.body)
+        return STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body)

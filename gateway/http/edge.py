@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import logs
-from gateway.errors import ResponseBrokenOff, error_body, shape_of
+from gateway.errors import ResponseBrokenOff
+from gateway.http.error_responses import error_response
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,7 @@ class Edge:
             if exchange.started:
                 # Only a broken connection shows the client that the response is incomplete.
                 raise ResponseBrokenOff("The response failed after its start") from None
-            body = error_body(error, request_id=exchange.request_id)
-            response = JSONResponse(body.model_dump(), status_code=shape_of(error).status)
+            response = error_response(error, request_id=exchange.request_id)
             await response(exchange.scope, receive, exchange.send)
 
 

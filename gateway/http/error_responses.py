@@ -9,7 +9,14 @@ from starlette.exceptions import HTTPException
 
 from billing.errors import BillingError
 from engine.client import EngineLost
-from gateway.errors import ERROR_SHAPES, GatewayError, InvalidRequest, error_body, shape_of
+from gateway.errors import (
+    ERROR_SHAPES,
+    GatewayError,
+    InvalidRequest,
+    error_body,
+    error_headers,
+    shape_of,
+)
 from gateway.wire.response import ErrorBody, ErrorDetail
 
 log = logging.getLogger(__name__)
@@ -23,12 +30,19 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _respond_to_routing)
 
 
+def error_response(error: BaseException, *, request_id: str) -> JSONResponse:
+    """Return the response to this error."""
+    return JSONResponse(
+        error_body(error, request_id=request_id).model_dump(),
+        status_code=shape_of(error).status,
+        headers=error_headers(error),
+    )
+
+
 async def _respond(request: Request, error: Exception) -> JSONResponse:
-    shape = shape_of(error)
-    if shape.status == 500:
+    if shape_of(error).status == 500:
         log.error("request_failed", exc_info=error)
-    body = error_body(error, request_id=request.state.request_id)
-    return JSONResponse(body.model_dump(), status_code=shape.status)
+    return error_response(error, request_id=request.state.request_id)
 
 
 async def _respond_to_parameter(request: Request, error: Exception) -> JSONResponse:
