@@ -1,4 +1,4 @@
-"""Housekeeping beside the requests; in this process until there are several gateways."""
+"""The sweep: deletes expired cache entries once a minute."""
 
 import asyncio
 import logging

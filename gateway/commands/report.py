@@ -1,4 +1,4 @@
-"""`kvmeter report`: what was used and what it costs."""
+"""`kvmeter report`: tokens and money by meter, and the cost of leases."""
 
 from dataclasses import asdict
 from enum import StrEnum

@@ -55,7 +55,7 @@ from gateway.wire.response import StopReason
 
 log = logging.getLogger(__name__)
 
-# The longest the engine may say nothing before it is taken for hung; the SDK's own read timeout.
+# Without an event for this long the engine is taken for hung; the SDK's own read timeout.
 ENGINE_SILENCE_SECONDS = 600.0
 
 # What a request may fail with. Anything else is a bug, and its traceback goes to the log.

@@ -1,4 +1,4 @@
-"""Which cache entries a prompt reads, and which it asks to write.
+"""Cache lookup: which entries a prompt reads (twenty-position lookback), and which it writes.
 
 An entry is found only where one was written, never because the text before it happens to be the
 same. Source: the Messages API's rules on lookback, mixed TTLs and refresh.

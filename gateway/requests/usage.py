@@ -1,4 +1,4 @@
-"""Numbers on their way through: the engine's to billing, billing's to the client."""
+"""Usage numbers: the engine's record to billing's facts, billing's quantities to the wire."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""A request's output in wire form: the events of a stream, or one whole Message."""
+"""A request's output on the wire: the events of a stream, or one whole Message."""
 
 from collections.abc import Sequence
 

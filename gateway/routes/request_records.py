@@ -1,4 +1,4 @@
-"""`GET /v1/kvmeter/requests/{id}`: what a request cost and why, for the customer to check."""
+"""`GET /v1/kvmeter/requests/{id}`: what a request cost and why, for the customer to verify."""
 
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ router = APIRouter()
 
 @router.get("/v1/kvmeter/requests/{request_id}")
 async def get_request(request_id: str, caller: AnyCaller, deps: Deps) -> dict[str, Any]:
-    """The record of one request of the caller's organisation, as soon as its answer has ended.
+    """Return the record of one request of the caller's organisation.
 
     A customer key sees its workspace's requests and those of the organisation's other workspaces;
     so does an admin key. Another organisation's request looks like one that never was.
