@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Row, insert, select
 
 from billing.facts import EngineFacts, RefusedWrite
 from billing.holds import Hold, RequestTerms, find_hold
-from billing.lease_reports import LeaseReport, leases_of
+from billing.lease_costs import LeaseCost, leases_of
 from billing.meters import Meter, Quantities, WritePoint
 from billing.rating import PricedLine
 from billing.rows import from_row, to_row
@@ -46,7 +46,7 @@ class RequestRecord(RequestTerms):
     refused: tuple[RefusedWrite, ...] = ()
     postings: tuple[PricedLine, ...] = ()
     engine: EngineFacts | None = None
-    leases: tuple[LeaseReport, ...] = ()
+    leases: tuple[LeaseCost, ...] = ()
 
 
 def request_record(

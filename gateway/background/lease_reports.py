@@ -12,8 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 
-from billing.lease_reports import LeaseReport as BookedReport
-from billing.lease_reports import book_lease_reports
+from billing.lease_costs import LeaseCost, record_lease_costs
 from engine.client import LeaseReport
 from gateway.dependencies import Dependencies
 from gateway.errors import LedgerUnavailable
@@ -95,5 +94,5 @@ async def _keep_recording(deps: Dependencies, inbox: _Inbox) -> None:
 async def _record(deps: Dependencies, reports: Sequence[LeaseReport]) -> None:
     if not reports:
         return
-    booked = [BookedReport(**asdict(report)) for report in reports]
-    await write(deps, partial(book_lease_reports, reports=booked, reported_at_ms=deps.now_ms()))
+    costs = [LeaseCost(**asdict(report)) for report in reports]
+    await write(deps, partial(record_lease_costs, costs=costs, reported_at_ms=deps.now_ms()))

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from billing.facts import EngineFacts
-from billing.lease_reports import LeaseReport
+from billing.lease_costs import LeaseCost
 from billing.rating import PricedLine
 from billing.records import RequestRecord, request_record
 from billing.rows import as_json
@@ -68,7 +68,7 @@ def _posting(line: PricedLine) -> dict[str, str]:
     }
 
 
-def _lease(lease: LeaseReport) -> dict[str, Any]:
+def _lease(lease: LeaseCost) -> dict[str, Any]:
     """What keeping one written prefix has cost, as reported last."""
     return {
         "id": lease.lease_id,

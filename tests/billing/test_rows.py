@@ -10,7 +10,7 @@ from sqlalchemy import Table
 from billing.customers import ApiKey
 from billing.facts import EngineFacts, GrantFact
 from billing.holds import Hold
-from billing.lease_reports import LeaseReport
+from billing.lease_costs import LeaseCost
 from billing.meters import WritePoint
 from billing.records import KEPT_ELSEWHERE, RequestRecord
 from billing.rows import as_json, from_json, to_json, to_row
@@ -27,7 +27,7 @@ QUANTITIES = ["input", "cache_read", "cache_write_5m", "cache_write_1h", "output
         (Hold, (), holds, ["account_id", "closed_at_ms"]),
         (RequestRecord, KEPT_ELSEWHERE, requests, ["id", *(f"{q}_tokens" for q in QUANTITIES)]),
         (EngineFacts, (), kv_records, ["request_id"]),
-        (LeaseReport, (), lease_reports, ["entry_key", "reported_at_ms"]),
+        (LeaseCost, (), lease_reports, ["entry_key", "reported_at_ms"]),
     ],
 )
 def test_the_fields_of_a_stored_dataclass_are_the_columns_of_its_table(

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, event, text
 from billing.database import Database, is_sqlite, reading_engine
 from billing.database import database_url as parse
 from billing.holds import open_hold
-from billing.lease_reports import LeaseReport, book_lease_reports
+from billing.lease_costs import LeaseCost, record_lease_costs
 from billing.meters import WritePoint
 from billing.scan import ROWS_AT_ONCE
 from billing.settlement import release, settle
@@ -182,10 +182,10 @@ def fill(books: Books, *, num_requests: int) -> None:
                 stop_reason="end_turn",
             )
         reports = [
-            LeaseReport(f"eng:{hold.request_id}", hold.request_id, 8, "expired", "device", 1, 2, 3)
+            LeaseCost(f"eng:{hold.request_id}", hold.request_id, 8, "expired", "device", 1, 2, 3)
             for hold in written
         ]
-        book_lease_reports(conn, reports, reported_at_ms=NOW_MS)
+        record_lease_costs(conn, reports, reported_at_ms=NOW_MS)
 
     books.database.write_now(write)
 

@@ -8,8 +8,7 @@ import pytest
 
 from billing.cache_split import CacheSplit
 from billing.facts import EngineFacts, FinishReason, GrantFact, GrantOutcome, RefusedWrite
-from billing.lease_reports import LeaseReport as BookedReport
-from billing.lease_reports import ReportReason
+from billing.lease_costs import LeaseCost, ReportReason
 from billing.meters import Quantities
 from billing.records import RequestRecord
 from engine import protocol
@@ -86,7 +85,7 @@ def test_a_customer_sees_the_engine_record_in_this_shape():
     [
         (EngineFacts, EngineRecord, {"request_id", "read_tokens"}),
         (GrantFact, Grant, set()),
-        (BookedReport, LeaseReport, set()),
+        (LeaseCost, LeaseReport, set()),
     ],
 )
 def test_billing_has_every_field_that_the_engine_reports(

@@ -22,7 +22,7 @@ _CHUNK = 500  # well under what one statement of either database accepts as para
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseReport:
+class LeaseCost:
     """The cost so far of the lease on the first `tokens` tokens of a request's prompt.
 
     tier       where the lease is whole at the time of the report
@@ -55,17 +55,15 @@ class PinCost:
     contended_block_ms: int
 
 
-def book_lease_reports(
-    conn: Connection, reports: Sequence[LeaseReport], *, reported_at_ms: int
-) -> int:
-    """Insert the reports that are new; return how many. Reports of unknown requests are dropped."""
+def record_lease_costs(conn: Connection, costs: Sequence[LeaseCost], *, reported_at_ms: int) -> int:
+    """Insert the costs that are new; return how many. Those of unknown requests are dropped."""
     return sum(
-        _book_chunk(conn, reports[start : start + _CHUNK], reported_at_ms=reported_at_ms)
-        for start in range(0, len(reports), _CHUNK)
+        _record_chunk(conn, costs[start : start + _CHUNK], reported_at_ms=reported_at_ms)
+        for start in range(0, len(costs), _CHUNK)
     )
 
 
-def leases_of(conn: Connection, request_id: str) -> tuple[LeaseReport, ...]:
+def leases_of(conn: Connection, request_id: str) -> tuple[LeaseCost, ...]:
     """Return the cost of each lease that a request made: its largest report."""
     rows = conn.execute(
         select(lease_reports)
@@ -76,7 +74,7 @@ def leases_of(conn: Connection, request_id: str) -> tuple[LeaseReport, ...]:
             lease_reports.c.reported_at_ms,
         )
     )
-    return tuple({row.lease_id: from_row(LeaseReport, row) for row in rows}.values())
+    return tuple({row.lease_id: from_row(LeaseCost, row) for row in rows}.values())
 
 
 def pin_costs(conn: Connection) -> list[PinCost]:
@@ -103,25 +101,25 @@ def pin_costs(conn: Connection) -> list[PinCost]:
     ]
 
 
-def _book_chunk(conn: Connection, reports: Sequence[LeaseReport], *, reported_at_ms: int) -> int:
-    writers = _entry_keys(conn, {report.request_id for report in reports})
-    known = _known_keys(conn, {report.lease_id for report in reports})
+def _record_chunk(conn: Connection, costs: Sequence[LeaseCost], *, reported_at_ms: int) -> int:
+    entry_keys = _entry_keys(conn, {cost.request_id for cost in costs})
+    known = _known_keys(conn, {cost.lease_id for cost in costs})
     # By key: the same report may be in the list twice.
     new = {
-        report._key: report
-        for report in reports
-        if report.request_id in writers and report._key not in known
+        cost._key: cost
+        for cost in costs
+        if cost.request_id in entry_keys and cost._key not in known
     }
     if new:
         conn.execute(
             insert(lease_reports),
             [
                 {
-                    **to_row(report),
-                    "entry_key": writers[report.request_id].get(report.tokens),
+                    **to_row(cost),
+                    "entry_key": entry_keys[cost.request_id].get(cost.tokens),
                     "reported_at_ms": reported_at_ms,
                 }
-                for report in new.values()
+                for cost in new.values()
             ],
         )
     return len(new)
@@ -140,4 +138,4 @@ def _entry_keys(conn: Connection, request_ids: set[str]) -> dict[str, dict[int, 
 
 def _known_keys(conn: Connection, lease_ids: set[str]) -> set[tuple[object, ...]]:
     rows = conn.execute(select(lease_reports).where(lease_reports.c.lease_id.in_(lease_ids)))
-    return {from_row(LeaseReport, row)._key for row in rows}
+    return {from_row(LeaseCost, row)._key for row in rows}

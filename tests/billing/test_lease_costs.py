@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import text
 
 from billing.database import Database
-from billing.lease_reports import (
-    LeaseReport,
+from billing.lease_costs import (
+    LeaseCost,
     PinCost,
-    book_lease_reports,
     leases_of,
     pin_costs,
+    record_lease_costs,
 )
 from billing.meters import WritePoint
 from billing.records import request_record
@@ -19,7 +19,7 @@ from billing.verification import verify
 from tests.billing.books import NOW_MS, T3, Books, make_books
 
 WRITES = (WritePoint(4, "1h", "key-4"), WritePoint(8, "5m", "key-8"))
-FIRST = LeaseReport("eng:0", "req_1", 4, "refreshed", "device", 4_096, 10, 0)
+FIRST = LeaseCost("eng:0", "req_1", 4, "refreshed", "device", 4_096, 10, 0)
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def books(database: Database) -> Books:
     return books
 
 
-def book(books: Books, *reports: LeaseReport) -> int:
+def book(books: Books, *reports: LeaseCost) -> int:
     return books.database.write_now(
-        lambda conn: book_lease_reports(conn, reports, reported_at_ms=NOW_MS)
+        lambda conn: record_lease_costs(conn, reports, reported_at_ms=NOW_MS)
     )
 
 
