@@ -35,7 +35,7 @@ def cache_split(hold: Hold, grants: Sequence[GrantFact], *, moment: Moment) -> C
     differ only for a write that was granted and never committed (`writes_billed`).
     """
     billed = writes_billed(grants, moment=moment)
-    writes = tuple(write for write in hold.writes if write.tokens in billed)
+    writes = tuple(write for write in hold.writes if write.num_tokens in billed)
     return CacheSplit(
         quantities=split(
             total_tokens=hold.total_tokens, read_tokens=hold.read_tokens, writes=writes
@@ -55,7 +55,7 @@ def writes_billed(grants: Sequence[GrantFact], *, moment: Moment) -> frozenset[i
     | granted or refreshed, and committed | yes          | yes           |
     """
     return frozenset(
-        grant.tokens
+        grant.num_tokens
         for grant in grants
         if grant.write and grant.outcome != "refused" and (grant.committed or moment == "admission")
     )
@@ -63,9 +63,9 @@ def writes_billed(grants: Sequence[GrantFact], *, moment: Moment) -> frozenset[i
 
 def refused_writes(hold: Hold, grants: Sequence[GrantFact]) -> tuple[RefusedWrite, ...]:
     """Return the hold's writes that the engine refused, with its reasons; final at admission."""
-    asked = {write.tokens for write in hold.writes}
+    asked = {write.num_tokens for write in hold.writes}
     return tuple(
-        RefusedWrite(grant.tokens, grant.reason or "refused")
+        RefusedWrite(grant.num_tokens, grant.reason or "refused")
         for grant in grants
-        if grant.write and grant.outcome == "refused" and grant.tokens in asked
+        if grant.write and grant.outcome == "refused" and grant.num_tokens in asked
     )

@@ -31,10 +31,10 @@ KEYS_A_STATEMENT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A live entry for a prefix of exactly `tokens` tokens; live while now < expires_at_ms."""
+    """A live entry for a prefix of exactly `num_tokens` tokens; live while now < expires_at_ms."""
 
     key: str
-    tokens: int
+    num_tokens: int
     ttl_class: TtlClass
     ttl_ms: int
     expires_at_ms: int
@@ -45,7 +45,7 @@ class PendingEntry:
     """A prefix that a request is about to write, and the gateway process of that request."""
 
     key: str
-    tokens: int
+    num_tokens: int
     request_id: str
     owner_boot_id: str
 
@@ -105,7 +105,7 @@ def write_pending(
             {
                 "entry_key": write.entry_key,
                 "request_id": request_id,
-                "tokens": write.tokens,
+                "tokens": write.num_tokens,
                 "ttl_class": write.ttl_class,
                 "ttl_ms": ttl_ms[write.ttl_class],
                 "state": "pending",
@@ -136,11 +136,11 @@ def refresh(conn: Connection, keys: Collection[str], *, started_at_ms: int) -> N
         conn.execute(renewing.where(cache_entries.c.entry_key.in_(some)))
 
 
-def activate(conn: Connection, *, request_id: str, tokens: int) -> None:
+def activate(conn: Connection, *, request_id: str, num_tokens: int) -> None:
     """Make a request's entry live: the engine has committed this prefix. Idempotent."""
     conn.execute(
         update(cache_entries)
-        .where(_of(request_id), cache_entries.c.tokens == tokens)
+        .where(_of(request_id), cache_entries.c.tokens == num_tokens)
         .values(state="live")
     )
 

@@ -22,7 +22,7 @@ class GrantFact:
     `lease_id` is the lease that it made or refreshed.
     """
 
-    tokens: int
+    num_tokens: int
     write: bool
     outcome: GrantOutcome
     reason: str | None = None
@@ -64,5 +64,5 @@ class EngineFacts:
 class RefusedWrite:
     """A breakpoint whose write the engine refused; its tokens are plain input."""
 
-    tokens: int
+    num_tokens: int
     reason: str

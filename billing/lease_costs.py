@@ -23,7 +23,7 @@ _CHUNK = 500  # well under what one statement of either database accepts as para
 
 @dataclass(frozen=True, slots=True)
 class LeaseCost:
-    """The cost so far of the lease on the first `tokens` tokens of a request's prompt.
+    """The cost so far of the lease on the first `num_tokens` tokens of a request's prompt.
 
     tier       where the lease is whole at the time of the report
     num_bytes  its size there
@@ -31,7 +31,7 @@ class LeaseCost:
 
     lease_id: str
     request_id: str
-    tokens: int
+    num_tokens: int
     reason: ReportReason
     tier: str
     num_bytes: int
@@ -116,7 +116,7 @@ def _record_chunk(conn: Connection, costs: Sequence[LeaseCost], *, reported_at_m
             [
                 {
                     **to_row(cost),
-                    "entry_key": entry_keys[cost.request_id].get(cost.tokens),
+                    "entry_key": entry_keys[cost.request_id].get(cost.num_tokens),
                     "reported_at_ms": reported_at_ms,
                 }
                 for cost in new.values()
@@ -131,7 +131,7 @@ def _entry_keys(conn: Connection, request_ids: set[str]) -> dict[str, dict[int, 
         select(holds.c.request_id, holds.c.writes).where(holds.c.request_id.in_(request_ids))
     )
     return {
-        request_id: {write.tokens: write.entry_key for write in from_json(WritePoint, writes)}
+        request_id: {write.num_tokens: write.entry_key for write in from_json(WritePoint, writes)}
         for request_id, writes in rows
     }
 

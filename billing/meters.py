@@ -43,7 +43,7 @@ class Quantities:
 class WritePoint:
     """A breakpoint that asks for a cache write: exact prefix length, TTL class, entry key."""
 
-    tokens: int
+    num_tokens: int
     ttl_class: TtlClass
     entry_key: str
 
@@ -59,9 +59,9 @@ def split(
 
     Source: the Messages API's "mixing different TTLs" rule.
     """
-    above = [w for w in writes if w.tokens > read_tokens]
-    last_1h = max((w.tokens for w in above if w.ttl_class == "1h"), default=read_tokens)
-    last = max((w.tokens for w in above), default=read_tokens)
+    above = [w for w in writes if w.num_tokens > read_tokens]
+    last_1h = max((w.num_tokens for w in above if w.ttl_class == "1h"), default=read_tokens)
+    last = max((w.num_tokens for w in above), default=read_tokens)
     return Quantities(
         input=total_tokens - last,
         cache_read=read_tokens,

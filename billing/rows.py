@@ -1,6 +1,7 @@
-"""Dataclasses as rows: a field is a column of the same name, a list or a dict is JSON text.
+"""Dataclasses as rows: a field is a column of its name, a list or a dict is JSON text.
 
-So a column is named in its table and in its dataclass, and nowhere between them.
+So a column is named in its table and in its dataclass, and nowhere between them. The one exception
+is NAMES_OUTSIDE.
 """
 
 import json
@@ -9,6 +10,9 @@ from dataclasses import Field, fields
 from typing import Any, ClassVar, Protocol, TypeVar, get_args, get_origin
 
 from sqlalchemy import Row
+
+# Fields that have another name in tables, stored JSON and customers' JSON.
+NAMES_OUTSIDE = {"num_tokens": "tokens"}
 
 
 class DataclassInstance(Protocol):
@@ -23,7 +27,7 @@ T = TypeVar("T", bound=DataclassInstance)
 def to_row(value: DataclassInstance, *, omit: Collection[str] = ()) -> dict[str, Any]:
     """Return a dataclass as the values of an INSERT, without the fields in `omit`."""
     return {
-        field.name: _stored(getattr(value, field.name))
+        _outside(field.name): _stored(getattr(value, field.name))
         for field in fields(value)
         if field.name not in omit
     }
@@ -32,7 +36,7 @@ def to_row(value: DataclassInstance, *, omit: Collection[str] = ()) -> dict[str,
 def from_row(cls: type[T], row: Row[Any], **known: Any) -> T:
     """Return the dataclass that a row stores; the fields in `known` are not read from the row."""
     read = {
-        field.name: _loaded(field.type, getattr(row, field.name))
+        field.name: _loaded(field.type, getattr(row, _outside(field.name)))
         for field in fields(cls)
         if field.name not in known
     }
@@ -46,12 +50,19 @@ def to_json(values: Sequence[DataclassInstance]) -> str:
 
 def from_json(cls: type[T], text: str) -> tuple[T, ...]:
     """Return the dataclasses that `to_json` stored."""
-    return tuple(cls(**value) for value in json.loads(text))
+    names = {_outside(field.name): field.name for field in fields(cls)}
+    return tuple(
+        cls(**{names[key]: value for key, value in stored.items()}) for stored in json.loads(text)
+    )
 
 
 def as_json(value: DataclassInstance) -> dict[str, Any]:
     """Return a dataclass as plain data, with the keys that the database and customers see."""
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return {_outside(field.name): _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _outside(name: str) -> str:
+    return NAMES_OUTSIDE.get(name, name)
 
 
 def _plain(value: Any) -> Any:

@@ -140,7 +140,7 @@ def _close(
         _post(conn, record, account_id, booked_at_ms=booked_at_ms)
         _enqueue(conn, record, account_id, created_at_ms=booked_at_ms)
     for write in record.writes:  # live already, unless the gateway died before the commit event
-        entries.activate(conn, request_id=request_id, tokens=write.tokens)
+        entries.activate(conn, request_id=request_id, num_tokens=write.num_tokens)
     entries.remove_unpaid(conn, request_id, paid=record.writes)
     return Settlement(record)
 

@@ -228,9 +228,9 @@ def _fact_problems(row: Row[Any]) -> Iterator[str]:
         yield f"Request {row.id} bills {row.cache_read_tokens} read, the engine says {read}."
     pinned = writes_billed(from_json(GrantFact, row.grants), moment="settlement")
     for write in writes:
-        if write.tokens not in pinned:
+        if write.num_tokens not in pinned:
             yield (
-                f"Request {row.id} bills a write of {write.tokens} tokens"
+                f"Request {row.id} bills a write of {write.num_tokens} tokens"
                 " that the engine did not pin."
             )
     if quantities_of(row) != split(
@@ -261,7 +261,7 @@ def _lease_problems(conn: Connection) -> Iterator[str]:
         ),
     )
     for row in rows:
-        keys = {write.tokens: write.entry_key for write in from_json(WritePoint, row.writes)}
+        keys = {write.num_tokens: write.entry_key for write in from_json(WritePoint, row.writes)}
         if row.entry_key != keys.get(row.tokens):
             yield f"Lease {row.lease_id} is of another entry than its request wrote."
         if earlier is not None and earlier.lease_id == row.lease_id:

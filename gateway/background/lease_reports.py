@@ -9,14 +9,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 
-from billing.lease_costs import LeaseCost, record_lease_costs
+from billing.lease_costs import record_lease_costs
 from engine.client import LeaseReport
 from gateway.dependencies import Dependencies
 from gateway.errors import LedgerUnavailable
 from gateway.requests.ledger_writes import write
+from gateway.requests.usage import lease_cost
 
 log = logging.getLogger(__name__)
 
@@ -94,5 +94,5 @@ async def _keep_recording(deps: Dependencies, inbox: _Inbox) -> None:
 async def _record(deps: Dependencies, reports: Sequence[LeaseReport]) -> None:
     if not reports:
         return
-    costs = [LeaseCost(**asdict(report)) for report in reports]
+    costs = [lease_cost(report) for report in reports]
     await write(deps, partial(record_lease_costs, costs=costs, reported_at_ms=deps.now_ms()))

@@ -198,8 +198,8 @@ class Generation:
                     cache = cache_split(hold, grant_facts(grants), moment="admission")
                     self._admitted.set_result(cache)
                     await self._withdraw_refused(hold, cache)
-                case Committed(tokens=tokens):
-                    await self._activate(tokens)
+                case Committed(tokens=num_tokens):
+                    await self._activate(num_tokens)
                 case Tokens(ids=ids):
                     self._take(ids, engine_generation)
                 case (Finished() | Rejected()) as last:
@@ -210,9 +210,9 @@ class Generation:
         if len(cache.writes) < len(hold.writes):
             await self._change_entries(partial(remove_unpaid, paid=cache.writes))
 
-    async def _activate(self, tokens: int) -> None:
+    async def _activate(self, num_tokens: int) -> None:
         """Make the entry of a committed prefix live, before any output is shown."""
-        await self._change_entries(partial(activate, tokens=tokens))
+        await self._change_entries(partial(activate, num_tokens=num_tokens))
 
     async def _change_entries(self, change: Callable[..., None]) -> None:
         request_id = self.order.request_id

@@ -2,13 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 from billing.cache_split import CacheSplit
 from billing.facts import EngineFacts, GrantFact
+from billing.lease_costs import LeaseCost
 from billing.meters import Quantities
-from engine.client import EngineRecord, Grant
+from billing.rows import DataclassInstance
+from engine.client import EngineRecord, Grant, LeaseReport
 from gateway.wire.events import DeltaUsage
 from gateway.wire.response import CacheCreation, Usage
+
+T = TypeVar("T", bound=DataclassInstance)
+
+# Fields that the engine's types call otherwise.
+ENGINE_NAMES = {"num_tokens": "tokens"}
 
 
 def cache_header(cache: CacheSplit) -> str:
@@ -19,7 +27,7 @@ def cache_header(cache: CacheSplit) -> str:
         f"write_1h={cache.quantities.cache_write_1h}",
     ]
     if cache.refused:
-        refusals = ",".join(f"{write.reason}@{write.tokens}" for write in cache.refused)
+        refusals = ",".join(f"{write.reason}@{write.num_tokens}" for write in cache.refused)
         parts.append(f"refused={refusals}")
     return "; ".join(parts)
 
@@ -40,15 +48,28 @@ def bill_up_to(record: EngineRecord, output_tokens: int | None) -> EngineRecord:
 
 
 def engine_facts(record: EngineRecord) -> EngineFacts:
-    """Return the engine's record as billing's facts: the fields of the same names."""
-    facts = {field.name: getattr(record, field.name) for field in fields(EngineFacts)}
-    return EngineFacts(**facts | {"grants": grant_facts(record.grants)})
+    """Return the engine's record as billing's facts."""
+    return from_engine(EngineFacts, record, grants=grant_facts(record.grants))
 
 
 def grant_facts(grants: Sequence[Grant]) -> tuple[GrantFact, ...]:
-    """Return the engine's grants as billing's facts: the fields of the same names."""
-    names = [field.name for field in fields(GrantFact)]
-    return tuple(GrantFact(**{name: getattr(grant, name) for name in names}) for grant in grants)
+    """Return the engine's grants as billing's facts."""
+    return tuple(from_engine(GrantFact, grant) for grant in grants)
+
+
+def lease_cost(report: LeaseReport) -> LeaseCost:
+    """Return the engine's report of a lease as billing's cost."""
+    return from_engine(LeaseCost, report)
+
+
+def from_engine(cls: type[T], value: object, **known: Any) -> T:
+    """Return a dataclass of billing with the values of the engine's fields of the same names."""
+    same = {
+        field.name: getattr(value, ENGINE_NAMES.get(field.name, field.name))
+        for field in fields(cls)
+        if field.name not in known
+    }
+    return cls(**same, **known)
 
 
 def usage_of(quantities: Quantities) -> Usage:

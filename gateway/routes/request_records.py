@@ -72,7 +72,7 @@ def _lease(lease: LeaseCost) -> dict[str, Any]:
     """What keeping one written prefix has cost, as reported last."""
     return {
         "id": lease.lease_id,
-        "tokens": lease.tokens,
+        "tokens": lease.num_tokens,
         "reason": lease.reason,
         "tier": lease.tier,
         "idle_block_ms": lease.idle_block_ms,

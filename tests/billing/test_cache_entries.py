@@ -35,8 +35,10 @@ def live(books: Books, *keys: str, at_ms: int = NOW_MS) -> dict[str, Entry]:
     return books.database.read_now(lambda conn: find_live(conn, keys or ["key-8"], now_ms=at_ms))
 
 
-def commit(books: Books, hold: Hold, tokens: int = 8) -> None:
-    books.database.write_now(lambda conn: activate(conn, request_id=hold.request_id, tokens=tokens))
+def commit(books: Books, hold: Hold, num_tokens: int = 8) -> None:
+    books.database.write_now(
+        lambda conn: activate(conn, request_id=hold.request_id, num_tokens=num_tokens)
+    )
 
 
 def test_an_entry_is_live_from_its_commit_until_exactly_its_expiry(books: Books) -> None:
@@ -141,7 +143,7 @@ def test_sweeping_deletes_the_expired_and_nothing_else(books: Books) -> None:
 
     assert swept == 1
     assert set(live(books, "key-8", "key-9")) == {"key-9"}
-    commit(books, running, tokens=10)
+    commit(books, running, num_tokens=10)
     assert set(live(books, "key-10")) == {"key-10"}
 
 
@@ -243,7 +245,7 @@ def test_nobody_waits_for_what_is_live_or_gone_or_expires_before_it_can_be_read(
     assert pending(books, "key-4", "key-8", "key-9") == {"key-4", "key-8"}
     assert pending(books, "key-4", "key-8", started_at_ms=END_MS) == set()
 
-    commit(books, hold, tokens=4)
+    commit(books, hold, num_tokens=4)
     assert pending(books, "key-4", "key-8") == {"key-8"}
 
     books.settle(hold, grants=(GrantFact(4, True, "granted", committed=True),))

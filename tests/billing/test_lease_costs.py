@@ -41,14 +41,14 @@ def rows(books: Books) -> list[tuple[object, ...]]:
 
 
 def test_a_report_names_the_entry_that_its_request_wrote(books: Books) -> None:
-    assert book(books, FIRST, replace(FIRST, lease_id="eng:1", tokens=8)) == 2
+    assert book(books, FIRST, replace(FIRST, lease_id="eng:1", num_tokens=8)) == 2
 
     assert rows(books) == [("eng:0", "key-4", "refreshed"), ("eng:1", "key-8", "refreshed")]
     books.assert_sound()
 
 
 def test_a_lease_of_an_entry_that_was_only_read_has_no_key(books: Books) -> None:
-    book(books, replace(FIRST, tokens=3))
+    book(books, replace(FIRST, num_tokens=3))
 
     assert rows(books) == [("eng:0", None, "refreshed")]
     books.assert_sound()
@@ -88,7 +88,7 @@ def test_costs_add_up_by_workspace_and_model(books: Books) -> None:
     book(
         books,
         FIRST,
-        replace(FIRST, lease_id="eng:1", tokens=8, idle_block_ms=1, contended_block_ms=2),
+        replace(FIRST, lease_id="eng:1", num_tokens=8, idle_block_ms=1, contended_block_ms=2),
         replace(FIRST, lease_id="eng:2", request_id=other_id),
     )
 
