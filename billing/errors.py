@@ -9,6 +9,8 @@ BillingError
 ├── PriceCardFileError      the price card file cannot be used
 ├── PriceCardChanged        a published card was edited instead of followed by a new version
 ├── HoldNotFound            no hold was opened under this request id
+├── HoldNotOwned            another gateway has taken the hold over
+├── OwnerEnded              this gateway was taken for dead
 ├── TransferConflict        a transfer id was used before for something else
 ├── InconsistentFacts       the engine's numbers contradict the hold or each other
 ├── DatabaseUrlError        the database URL is not one that kvmeter can use
@@ -91,6 +93,23 @@ class HoldNotFound(BillingError):
     def __init__(self, request_id: str) -> None:
         super().__init__(f"No hold for request: {request_id}")
         self.request_id = request_id
+
+
+class OwnerEnded(BillingError):
+    """A gateway writes after its end: another one took it for dead, and closes its holds."""
+
+    def __init__(self, boot_id: str) -> None:
+        super().__init__(f"This gateway has been taken for dead and must start anew: {boot_id}")
+        self.boot_id = boot_id
+
+
+class HoldNotOwned(BillingError):
+    """The hold belongs to another gateway, which took it over."""
+
+    def __init__(self, request_id: str, *, owner_boot_id: str) -> None:
+        super().__init__(f"The hold of {request_id} belongs to another gateway: {owner_boot_id}")
+        self.request_id = request_id
+        self.owner_boot_id = owner_boot_id
 
 
 class TransferConflict(BillingError):

@@ -141,7 +141,7 @@ def _request_problems(conn: Connection) -> Iterator[str]:
         nothing = quantities == Quantities()
         if not nothing and quantities.prompt != row.prompt_tokens:
             yield f"Request {row.id} bills {quantities.prompt} of {row.prompt_tokens} tokens."
-        if nothing and row.status in ("completed", "aborted"):
+        if nothing and row.status == "completed":
             yield f"Request {row.id} is {row.status} and was charged nothing."
 
 
@@ -223,6 +223,11 @@ def _fact_problems(row: Row[Any]) -> Iterator[str]:
     if accounted != row.prompt_tokens:
         yield f"Request {row.id} has engine facts for {accounted} of {row.prompt_tokens} tokens."
     if quantities_of(row) == Quantities():
+        if row.status == "aborted" and row.produced_tokens > 0:
+            yield (
+                f"Request {row.id} is aborted after {row.produced_tokens} output tokens"
+                " and was charged nothing."
+            )
         return
     if row.cache_read_tokens != read:
         yield f"Request {row.id} bills {row.cache_read_tokens} read, the engine says {read}."

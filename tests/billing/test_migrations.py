@@ -118,7 +118,7 @@ def test_a_database_of_another_version_is_refused(database_url: str) -> None:
     run(database_url, "UPDATE alembic_version SET version_num = '0000'")
     database = Database(database_url)
 
-    with pytest.raises(DatabaseNotMigrated, match="found 0000, expected 0002"):
+    with pytest.raises(DatabaseNotMigrated, match="found 0000, expected 0003"):
         database.require_migrated()
     database.close()
 
