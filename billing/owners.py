@@ -1,6 +1,6 @@
 """Owners: the gateway processes that open holds, their heartbeats and their end.
 
-A hold belongs to the gateway that opened it, and only that gateway closes it, until its row here has
+A hold belongs to the gateway that opened it. Only that gateway closes it, until its row here has
 ended. An observer takes a gateway for dead when its heartbeat counter has stood still for
 DEAD_AFTER_SECONDS of the observer's own monotonic clock: no two clocks are compared. A gateway that
 was only paused finds itself ended when it wakes, and its writes raise OwnerEnded.

@@ -149,7 +149,9 @@ def test_b50_two_processes_on_the_same_accounts_lose_nothing(
         await process.write(lambda conn: open_hold(conn, hold, ttl_ms=TTL_MS))
         await process.write(
             lambda conn: settle(
-                conn, owner_boot_id=OWNER, request_id=hold.request_id, facts=engine_facts(hold), ended_at_ms=NOW_MS,
+                conn,
+                owner_boot_id=OWNER,
+                request_id=hold.request_id, facts=engine_facts(hold), ended_at_ms=NOW_MS,
                 stop_reason="end_turn",
             )
         )  # fmt: skip

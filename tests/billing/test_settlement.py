@@ -296,3 +296,13 @@ def test_a_failed_request_keeps_its_engine_record_and_costs_nothing(books: Books
     assert (record.status, record.charged_nanos, record.quantities) == ("failed", 0, Quantities())
     assert record.engine is not None
     books.assert_sound()
+
+
+def test_a_request_that_its_client_aborted_says_so_and_pays_for_its_output(books: Books) -> None:
+    hold = books.open(stream=True)
+
+    record = books.settle(hold, finish_reason="aborted", cut_by="client", output_tokens=2).record
+
+    assert (record.status, record.quantities) == ("aborted", Quantities(input=10, output=2))
+    assert record.charged_nanos == 60_000
+    books.assert_sound()
