@@ -10,6 +10,7 @@ BillingError
 ├── PriceCardChanged        a published card was edited instead of followed by a new version
 ├── HoldNotFound            no hold was opened under this request id
 ├── HoldNotOwned            another gateway has taken the hold over
+├── OtherEngine             a running gateway of this database uses another engine
 ├── OwnerEnded              this gateway was taken for dead
 ├── TransferConflict        a transfer id was used before for something else
 ├── InconsistentFacts       the engine's numbers contradict the hold or each other
@@ -101,6 +102,18 @@ class OwnerEnded(BillingError):
     def __init__(self, boot_id: str) -> None:
         super().__init__(f"This gateway has been taken for dead and must start anew: {boot_id}")
         self.boot_id = boot_id
+
+
+class OtherEngine(BillingError):
+    """A running gateway of this database uses another engine: one engine a database, for now."""
+
+    def __init__(self, boot_id: str, *, beats: int) -> None:
+        super().__init__(
+            "Another gateway of this database uses another engine, and several engines are not"
+            f" supported yet: stop it, or set KVMETER_ENGINE_URL to its engine ({boot_id})"
+        )
+        self.boot_id = boot_id
+        self.beats = beats
 
 
 class HoldNotOwned(BillingError):

@@ -1,22 +1,19 @@
 """Owners: the gateway processes that open holds, their heartbeats and their end.
 
 A hold belongs to the gateway that opened it. Only that gateway closes it, until its row here has
-ended. An observer takes a gateway for dead when its heartbeat counter has stood still for
-DEAD_AFTER_SECONDS of the observer's own monotonic clock: no two clocks are compared. A gateway that
-was only paused finds itself ended when it wakes, and its writes raise OwnerEnded.
+ended. Another gateway ends it when its heartbeat counter has stood still for long enough by the
+observer's own monotonic clock: no two clocks are compared. A gateway that was only paused finds
+itself ended when it wakes, and its writes raise OwnerEnded or HoldNotOwned.
 """
 
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, exists, insert, select, update
 
-from billing.errors import OwnerEnded
+from billing.errors import OtherEngine, OwnerEnded
 from billing.holds import Hold
 from billing.rows import from_row
 from billing.tables import gateways, holds, server_secret
-
-BEAT_SECONDS = 3.0
-DEAD_AFTER_SECONDS = 20.0  # six beats: a writer that waits for a lock misses a few
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +35,17 @@ class Owner:
 def register(conn: Connection, owner: Owner) -> None:
     """Insert a gateway that starts, and end the earlier ones of its instance.
 
-    The caller holds the instance's lock, so an earlier process of it is dead.
+    The caller holds the instance's lock, so an earlier process of it is dead. Raises OtherEngine
+    if a gateway that has not ended uses another engine.
     """
     conn.execute(
         update(gateways)
         .where(gateways.c.instance_id == owner.instance_id, gateways.c.ended_at_ms.is_(None))
         .values(ended_at_ms=owner.started_at_ms, ended_by=owner.boot_id)
     )
+    for other in running_owners(conn):
+        if other.engine_id != owner.engine_id:
+            raise OtherEngine(other.boot_id, beats=other.beats)
     conn.execute(
         insert(gateways),
         {

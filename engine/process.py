@@ -59,7 +59,7 @@ def serve(
         loaded = load_model(arguments.model, dtype=dtype, device=device, library=kernels.library)
         config = _config(arguments, loaded)
         runner = ModelRunner(loaded.model, config, entropy=secrets.token_bytes(32))
-        info = _info(arguments, loaded, config)
+        info = _info(arguments, loaded, config, engine_id=journal.engine_id)
         on_gpu = device.type == "cuda"
         store = stack.enter_context(
             lease_store(
@@ -112,8 +112,11 @@ def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
     )
 
 
-def _info(arguments: Arguments, loaded: LoadedModel, config: EngineConfig) -> EngineInfo:
+def _info(
+    arguments: Arguments, loaded: LoadedModel, config: EngineConfig, *, engine_id: str
+) -> EngineInfo:
     return EngineInfo(
+        engine_id=engine_id,
         engine_boot_id=f"eng_{secrets.token_hex(16)}",
         model_id=arguments.model_id,
         weights_digest=loaded.weights_digest,

@@ -12,6 +12,7 @@ oldest go first.
 
 import fcntl
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,7 @@ class Journal:
         self._produced: dict[str, int] = {}  # since the last flush
         self._lock = _locked(folder)
         try:
+            self.engine_id = _engine_id(folder)
             self._recover()
         except BaseException:
             os.close(self._lock)
@@ -260,6 +262,19 @@ def _record(data: object, path: Path) -> EngineRecord:
     except FrameError as error:
         raise JournalError(f"The journal {path} is of another version: {error}") from error
     return record
+
+
+def _engine_id(folder: Path) -> str:
+    """The id of the engine that this journal is the memory of; made with the folder."""
+    path = folder / "engine-id"
+    try:
+        return path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        draft = path.with_name("engine-id.draft")
+        draft.write_text(f"engine_{secrets.token_hex(16)}", encoding="ascii")
+        draft.rename(path)
+        sync_folder(folder)
+        return path.read_text(encoding="ascii")
 
 
 def _locked(folder: Path) -> int:

@@ -28,6 +28,7 @@ from engine.client import Sampling, connect_engine
 from engine.config import EngineConfig
 from engine.plan import Plan
 from gateway.app import create_app
+from gateway.background.ownership import register_gateway
 from gateway.dependencies import Dependencies
 from gateway.ids import id_maker
 from gateway.prompts.model_catalog import Catalog, ServedModel
@@ -142,9 +143,9 @@ class Stack:
         with pytest.raises(Killed):
             self._engine_life.close()
 
-    def start_gateway(self, *, boot_id: str = "gw_one") -> None:
+    def start_gateway(self, *, boot_id: str = "gw_one", instance: str = "folder") -> None:
         """Start a gateway process' worth, in a thread."""
-        self._gateway = _Serving(self, boot_id)
+        self._gateway = _Serving(self, boot_id, instance)
         self._gateway.start()
 
     def stop_gateway(self) -> None:
@@ -315,8 +316,9 @@ def running_stack(
 class _Serving:
     """The gateway's thread: its event loop, its engine link and its HTTP server."""
 
-    def __init__(self, stack: Stack, boot_id: str) -> None:
+    def __init__(self, stack: Stack, boot_id: str, instance: str) -> None:
         self._stack = stack
+        self._instance = instance
         self._boot_id = boot_id
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -338,7 +340,7 @@ class _Serving:
     async def _die(self) -> None:
         """End every request's task and the engine link at once; nobody settles anything."""
         for task in asyncio.all_tasks():
-            if task.get_name() == "recovery" or task.get_name().startswith("req_"):
+            if task.get_name() in ("recovery", "ownership") or task.get_name().startswith("req_"):
                 task.cancel()
         await self._engine.close()
 
@@ -382,6 +384,7 @@ class _Serving:
             now_ms=stack.now_ms,
             new_id=id_maker(stack.now_ms),
         )
+        await register_gateway(deps, instance_id=self._instance, engine_id=info.engine_id)
         self._app = create_app(deps)
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
