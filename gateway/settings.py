@@ -70,7 +70,7 @@ class Settings(BaseSettings):
 
     @property
     def server_secret_path(self) -> Path:
-        """The file that holds the secret behind every namespace."""
+        """Where older versions kept the server secret; the database has it now."""
         return self.data_dir / "server-secret"
 
     @property

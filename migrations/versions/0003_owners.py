@@ -25,7 +25,7 @@ GATEWAYS = """
     )
     """
 
-SERVER_SECRET = """
+SECRET_TABLE = """
     CREATE TABLE server_secret (
         id BIGINT NOT NULL,
         secret_hex TEXT NOT NULL,
@@ -48,7 +48,7 @@ def upgrade() -> None:
     sqlite = op.get_bind().dialect.name == "sqlite"
     if not sqlite:
         op.execute("SET LOCAL lock_timeout = '5s'")  # a long reader must not stop every writer
-    for table in (GATEWAYS, SERVER_SECRET):
+    for table in (GATEWAYS, SECRET_TABLE):
         op.execute(table.replace("BIGINT", "INTEGER") + "STRICT" if sqlite else table)
     op.execute(ENGINE_ID)
     op.execute(RUNNING)

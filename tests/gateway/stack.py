@@ -114,7 +114,7 @@ class Stack:
     _clients: dict[str, httpx.Client] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _engine_life: ExitStack = field(default_factory=ExitStack)
-    _gateway: "_Serving | None" = None
+    _gateway: "Serving | None" = None
 
     def at(self, seconds: float) -> None:
         """Move both clocks to `seconds` after the start."""
@@ -145,8 +145,14 @@ class Stack:
 
     def start_gateway(self, *, boot_id: str = "gw_one", instance: str = "folder") -> None:
         """Start a gateway process' worth, in a thread."""
-        self._gateway = _Serving(self, boot_id, instance)
+        self._gateway = Serving(self, boot_id, instance)
         self._gateway.start()
+
+    @property
+    def gateway(self) -> "Serving":
+        """The gateway that was started last."""
+        assert self._gateway is not None
+        return self._gateway
 
     def stop_gateway(self) -> None:
         """End it as SIGTERM would, without time for those who run."""
@@ -313,7 +319,7 @@ def running_stack(
         database.close()
 
 
-class _Serving:
+class Serving:
     """The gateway's thread: its event loop, its engine link and its HTTP server."""
 
     def __init__(self, stack: Stack, boot_id: str, instance: str) -> None:
@@ -343,6 +349,11 @@ class _Serving:
             if task.get_name() in ("recovery", "ownership") or task.get_name().startswith("req_"):
                 task.cancel()
         await self._engine.close()
+
+    @property
+    def fenced(self) -> bool:
+        """Whether another gateway has taken this one for dead, and it knows."""
+        return self._app.state.open_requests.fenced.is_set()
 
     def drain(self, seconds: float) -> None:
         draining = self._app.state.open_requests.drain(seconds)
