@@ -25,7 +25,7 @@ GATEWAYS = """
     )
     """
 
-SECRET_TABLE = """
+SINGLE_ROW_TABLE = """
     CREATE TABLE server_secret (
         id BIGINT NOT NULL,
         secret_hex TEXT NOT NULL,
@@ -48,7 +48,7 @@ def upgrade() -> None:
     sqlite = op.get_bind().dialect.name == "sqlite"
     if not sqlite:
         op.execute("SET LOCAL lock_timeout = '5s'")  # a long reader must not stop every writer
-    for table in (GATEWAYS, SECRET_TABLE):
+    for table in (GATEWAYS, SINGLE_ROW_TABLE):
         op.execute(table.replace("BIGINT", "INTEGER") + "STRICT" if sqlite else table)
     op.execute(ENGINE_ID)
     op.execute(RUNNING)
