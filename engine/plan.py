@@ -35,8 +35,8 @@ class BlockLoad:
 class Row:
     """One sequence's share of a step.
 
-    tokens       [n] int32, the ids at positions start .. start + n - 1; their K/V are written
-    start        position of tokens[0]; everything before it is already in the cache
+    token_ids    [n] int32, at positions start .. start + n - 1; their K/V are written
+    start        position of token_ids[0]; everything before it is already in the cache
     block_table  [ceil((start + n) / block_size)] int32, the sequence's blocks in order
     samples      whether the last position's logits are sampled (the prompt's end, or a decode)
     output_index how many output tokens the sequence had before this step; with the sampling seed
@@ -45,7 +45,7 @@ class Row:
 
     request_id: str
     namespace: bytes
-    tokens: np.ndarray
+    token_ids: np.ndarray
     start: int
     block_table: np.ndarray
     samples: bool

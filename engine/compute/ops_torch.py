@@ -68,8 +68,8 @@ class PagedAttention:
         self._cache = cache
         self._dtype = dtype
         self._written = self._prepare_slots(rows)
-        ends = np.cumsum([len(row.tokens) for row in rows]).tolist()
-        spans = [slice(end - len(row.tokens), end) for row, end in zip(rows, ends, strict=True)]
+        ends = np.cumsum([len(row.token_ids) for row in rows]).tolist()
+        spans = [slice(end - len(row.token_ids), end) for row, end in zip(rows, ends, strict=True)]
         self._prefills = [span for span in spans if span.stop - span.start > 1]
         self._contexts: list[_Context] = []
         shared_blocks = self._share(rows, spans)
@@ -77,7 +77,7 @@ class PagedAttention:
         for i, (row, span) in enumerate(zip(rows, spans, strict=True)):
             own = row.block_table[shared_blocks[i] :]
             own_context = row.start - shared_blocks[i] * cache.block_size
-            if len(row.tokens) == 1:
+            if len(row.token_ids) == 1:
                 groups.setdefault(len(own).bit_length(), []).append(i)
             elif own_context > 0:
                 tiles = cache.tile_rows(own[None, : -(-own_context // cache.block_size)])
@@ -116,7 +116,7 @@ class PagedAttention:
     def _prepare_slots(self, rows: Sequence[Row]) -> torch.Tensor:
         """Cache rows of every token of the batch; blocks that get their first token are cleared."""
         size = self._cache.block_size
-        positions = [np.arange(row.start, row.start + len(row.tokens)) for row in rows]
+        positions = [np.arange(row.start, row.start + len(row.token_ids)) for row in rows]
         offsets = np.concatenate(positions) % size
         blocks = np.concatenate(
             [row.block_table[at // size] for row, at in zip(rows, positions, strict=True)]

@@ -122,7 +122,7 @@ class Sequence:
         return Row(
             request_id=self.request.request_id,
             namespace=self.request.namespace,
-            tokens=self._tokens[self.computed : stop],
+            token_ids=self._tokens[self.computed : stop],
             start=self.computed,
             block_table=self._block_table[: self._blocks_for(stop)],
             samples=stop == self.num_tokens and self.num_output < self.max_tokens,

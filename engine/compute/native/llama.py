@@ -130,10 +130,10 @@ class NativeLlama:
 
         The logits are float32, in memory that the next call overwrites.
         """
-        tokens = np.concatenate([row.tokens for row in rows], dtype=np.int32)
+        tokens = np.concatenate([row.token_ids for row in rows], dtype=np.int32)
         blocks = np.concatenate([row.block_table for row in rows], dtype=np.int32)
         start = np.array([row.start for row in rows], dtype=np.int32)
-        counts = np.array([len(row.tokens) for row in rows])
+        counts = np.array([len(row.token_ids) for row in rows])
         table_sizes = np.array([len(row.block_table) for row in rows])
         first_token = np.append(0, counts.cumsum()).astype(np.int32)
         first_block = np.append(0, table_sizes.cumsum()).astype(np.int32)
