@@ -179,7 +179,7 @@ def test_the_engine_and_its_tests_need_only_the_engines_packages() -> None:
 
 
 def test_every_module_is_used() -> None:
-    entry_points = {"gateway.commands", "engine.models.default_model", "migrations.env"}
+    entry_points = {"gateway.commands", "engine.model_files.default_model", "migrations.env"}
     sources = {module_name(path): path.read_text("utf-8") for path in python_files(*PACKAGES)}
     imported = {
         name

@@ -9,9 +9,10 @@ import torch
 from engine.compute.native.library import Library
 from engine.compute.native.llama import NativeLlama
 from engine.errors import ModelFileError
+from engine.model_files.json_files import CURE, read_json
+from engine.model_files.weights import Weights, checked_digest
 from engine.models.llama import Llama
-from engine.models.llama_config import CURE, LlamaConfig, read_json
-from engine.models.weights import Weights, checked_digest
+from engine.models.llama_config import LlamaConfig
 from engine.protocol import Sampling
 
 

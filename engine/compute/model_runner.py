@@ -58,7 +58,9 @@ def compute_logits(model: Llama | NativeLlama, cache: KVCache, rows: Sequence[Ro
     if isinstance(model, NativeLlama):
         return model.compute(cache, rows)
     tokens = np.concatenate([row.token_ids for row in rows]).astype(np.int64)
-    positions = np.concatenate([np.arange(row.start, row.start + len(row.token_ids)) for row in rows])
+    positions = np.concatenate(
+        [np.arange(row.start, row.start + len(row.token_ids)) for row in rows]
+    )
     lasts = np.cumsum([len(row.token_ids) for row in rows]) - 1
     sampled = lasts[[row.samples for row in rows]]
     return model.forward(

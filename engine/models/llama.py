@@ -7,9 +7,9 @@ passed in.
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
+from engine.model_files.weights import Weights
 from engine.models.layers import Attend, Linear, RMSNorm, rotate_
 from engine.models.llama_config import LlamaConfig, rotary_tables
-from engine.models.weights import Weights
 
 
 class Llama:

@@ -1,6 +1,5 @@
 """LlamaConfig: what config.json says about a Llama-architecture model, and its rotary tables."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +8,7 @@ from typing import Any
 import torch
 
 from engine.errors import ModelFileError, UnsupportedModel
-
-CURE = "download the model folder again"
+from engine.model_files.json_files import CURE, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +94,6 @@ def _rope_scaling(raw: dict[str, Any], path: Path) -> RopeScaling | None:
         high_freq_factor=float(raw["high_freq_factor"]),
         original_max_position_embeddings=int(raw["original_max_position_embeddings"]),
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelFileError if it is missing or not one."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelFileError("Model file is missing", path, CURE) from error
-    except ValueError as error:
-        raise ModelFileError("Model file is damaged", path, CURE) from error
-    if not isinstance(value, dict):
-        raise ModelFileError("Model file is damaged", path, CURE)
-    return value
 
 
 def rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:

@@ -155,7 +155,9 @@ class OracleRunner:
 
     def _sample(self, row: Row) -> int:
         content = self.contents[row.request_id]
-        assert row.start + len(row.token_ids) == len(content), "sampled before the end of its tokens"
+        assert row.start + len(row.token_ids) == len(content), (
+            "sampled before the end of its tokens"
+        )
         token = content[-1][2] % self.vocab_size
         self._extend(content, row.namespace, token)
         return token

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from engine.compute.loading import LoadedModel, load_model
 from engine.errors import ModelFileError, UnsupportedModel
-from engine.models.model_folder import write_manifest
+from engine.model_files.model_folder import write_manifest
 from engine.protocol import Sampling
 from tests.engine.tiny_model import write_tiny_model
 

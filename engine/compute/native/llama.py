@@ -13,8 +13,8 @@ import torch
 from engine.compute.kv_cache import KVCache
 from engine.compute.native.library import Library
 from engine.errors import KernelsUnavailable
+from engine.model_files.weights import Weights
 from engine.models.llama_config import LlamaConfig, rotary_tables
-from engine.models.weights import Weights
 from engine.plan import Row
 
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64

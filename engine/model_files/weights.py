@@ -9,9 +9,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelFileError
-from engine.models.model_folder import MANIFEST, check_contents, file_digests
+from engine.model_files.json_files import CURE
+from engine.model_files.model_folder import MANIFEST, check_contents, file_digests
 
-CURE = "download the model folder again"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 

