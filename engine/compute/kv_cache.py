@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from engine.errors import KVCacheTooLarge
-from engine.models.llama_config import LlamaConfig
+from engine.models.model import ModelShape
 from engine.plan import BlockCopy, BlockLoad
 
 
-def bytes_per_block(config: LlamaConfig, dtype: torch.dtype, block_size: int) -> int:
-    """Bytes that one block takes over all layers."""
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+def bytes_per_block(shape: ModelShape, dtype: torch.dtype, block_size: int) -> int:
+    """Return the bytes that one block takes over all layers."""
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
     return per_token * block_size * dtype.itemsize
 
 
@@ -35,7 +35,7 @@ class KVCache:
 
     def __init__(
         self,
-        config: LlamaConfig,
+        shape: ModelShape,
         *,
         num_blocks: int,
         block_size: int,
@@ -45,12 +45,12 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = device
-        self.num_kv_heads = config.num_key_value_heads
-        self.head_dim = config.head_dim
-        layers = config.num_hidden_layers
+        self.num_kv_heads = shape.num_kv_heads
+        self.head_dim = shape.head_dim
+        layers = shape.num_layers
         self._heads = 2 * self.num_kv_heads  # K heads, then V heads
-        shape = (num_blocks, layers, self._heads, block_size, self.head_dim)
-        self._blocks = _zeros(shape, dtype, device)
+        dimensions = (num_blocks, layers, self._heads, block_size, self.head_dim)
+        self._blocks = _zeros(dimensions, dtype, device)
         slots = self._blocks.view(-1, self.head_dim)
         tiles = self._blocks.view(-1, block_size * self.head_dim)
         self._slots = [slots[i * self._heads * block_size :] for i in range(layers)]

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
+from engine.compute.backend import Backend, build_backend
 from engine.compute.native.library import Library
-from engine.compute.native.llama import NativeLlama
 from engine.errors import ModelFileError
 from engine.model_files.json_files import CURE, read_json
 from engine.model_files.weights import Weights, checked_digest
-from engine.models.llama import Llama
-from engine.models.llama_config import LlamaConfig
+from engine.models.registry import find_architecture
 from engine.protocol import Sampling
 
 
@@ -20,7 +19,7 @@ from engine.protocol import Sampling
 class LoadedModel:
     """A model ready to run, and the facts of its folder that the engine announces."""
 
-    model: Llama | NativeLlama
+    backend: Backend
     weights_digest: str
     stop_token_ids: tuple[int, ...]
     default_sampling: Sampling
@@ -29,25 +28,23 @@ class LoadedModel:
 def load_model(
     folder: Path, *, dtype: torch.dtype, device: torch.device, library: Library | None = None
 ) -> LoadedModel:
-    """Load a Hugging Face Llama folder; with `library` it runs in C, on the CPU in bfloat16.
+    """Load a Hugging Face folder; with `library` it runs in C, on the CPU in bfloat16.
 
     Raises ModelFileError naming the file that is missing, damaged or does not fit config.json, and
     UnsupportedModel if the folder describes another kind of model.
     """
-    config = LlamaConfig.read(folder)
+    architecture, config = find_architecture(folder)
     digest = checked_digest(folder)
     weights = Weights(folder)
-    model = (
-        Llama(config, weights, dtype=dtype, device=device)
-        if library is None
-        else NativeLlama(config, weights, library)
+    backend = build_backend(
+        architecture, config, weights, dtype=dtype, device=device, library=library
     )
     weights.require_all_taken()
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     try:
         return LoadedModel(
-            model=model,
+            backend=backend,
             weights_digest=digest,
             stop_token_ids=_stop_token_ids(generation, read_json(folder / "config.json")),
             default_sampling=_default_sampling(generation),

@@ -1,1 +1,1 @@
-"""Model architectures in plain torch."""
+"""Model architectures: what each reads from config.json, and its mathematics."""

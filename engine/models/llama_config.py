@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from engine.errors import ModelFileError, UnsupportedModel
-from engine.model_files.json_files import CURE, read_json
+from engine.errors import UnsupportedModel
+from engine.models.model import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +41,12 @@ class LlamaConfig:
     mlp_bias: bool
 
     @classmethod
-    def read(cls, folder: Path) -> "LlamaConfig":
-        """Read `folder`/config.json.
-
-        Raises ModelFileError if it is missing or damaged, UnsupportedModel if it describes
-        something this engine does not compute.
-        """
-        path = folder / "config.json"
-        raw = read_json(path)
-        if raw.get("model_type") != "llama":
-            raise UnsupportedModel(path, f"model_type is {raw.get('model_type')!r}, not 'llama'")
+    def from_json(cls, raw: dict[str, Any], path: Path) -> "LlamaConfig":
+        """Read the object in `path`. Raises as `ModelConfig.from_json` does."""
         if raw.get("hidden_act", "silu") != "silu":
             raise UnsupportedModel(path, f"hidden_act is {raw['hidden_act']!r}, not 'silu'")
         if raw.get("quantization_config"):
             raise UnsupportedModel(path, "the weights are quantised")
-        try:
-            return cls._from_json(raw, path)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelFileError("Model config is damaged", path, CURE) from error
-
-    @classmethod
-    def _from_json(cls, raw: dict[str, Any], path: Path) -> "LlamaConfig":
         heads = int(raw["num_attention_heads"])
         rope = raw.get("rope_parameters") or {}  # transformers 5 keeps all of rope in here
         return cls(
@@ -79,6 +64,17 @@ class LlamaConfig:
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             attention_bias=bool(raw.get("attention_bias", False)),
             mlp_bias=bool(raw.get("mlp_bias", False)),
+        )
+
+    @property
+    def shape(self) -> ModelShape:
+        """What the engine outside `models` needs to know."""
+        return ModelShape(
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_position_embeddings,
+            num_layers=self.num_hidden_layers,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
         )
 
 

@@ -52,14 +52,14 @@ def shard(folder: Path) -> None:
 
 def logits(loaded: LoadedModel) -> torch.Tensor:
     """Some output of the model: one token that attends to itself."""
-    model = loaded.model
+    model = loaded.backend.model
 
     def attend_to_self(q: torch.Tensor, kv: torch.Tensor, layer: int) -> torch.Tensor:
         values = kv[:, kv.shape[1] // 2 :]
         return values.repeat_interleave(q.shape[1] // values.shape[1], 1).flatten(1)
 
     zero = torch.zeros(1, dtype=torch.int64)
-    return model.forward(torch.tensor([7]), zero, attend_to_self, zero)
+    return model.compute(torch.tensor([7]), zero, attend_to_self, zero)
 
 
 def test_shards_load_as_one_file_does(folder: Path) -> None:

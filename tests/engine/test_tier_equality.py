@@ -43,10 +43,10 @@ class Engine:
             "max_num_batched_tokens": 48,
         }
         config = EngineConfig(**(values | changes))
-        runner = ModelRunner(model.model, config, entropy=bytes(32))
+        runner = ModelRunner(model.backend, config, entropy=bytes(32))
         self.tiers = tiers
         self.runner = runner
-        block_bytes = bytes_per_block(model.model.config, model.model.dtype, BLOCK)
+        block_bytes = bytes_per_block(model.backend.shape, model.backend.dtype, BLOCK)
         store = LeaseStore(
             tiers,
             costs=ALWAYS_PAYS,

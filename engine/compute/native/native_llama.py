@@ -15,6 +15,7 @@ from engine.compute.native.library import Library
 from engine.errors import KernelsUnavailable
 from engine.model_files.weights import Weights
 from engine.models.llama_config import LlamaConfig, rotary_tables
+from engine.models.model import ModelConfig
 from engine.plan import Row
 
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
@@ -63,9 +64,11 @@ class _Batch(ctypes.Structure):
 
 
 def require_supported(
-    config: LlamaConfig, *, dtype: torch.dtype, device: torch.device, block_size: int
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, block_size: int
 ) -> None:
     """Raise KernelsUnavailable if the kernels cannot compute this model in this way."""
+    if type(config) is not LlamaConfig:
+        raise KernelsUnavailable("the model is no Llama")
     group, rest = divmod(config.num_attention_heads, config.num_key_value_heads)
     if device.type != "cpu":
         raise KernelsUnavailable(f"the device is {device.type}")
@@ -87,8 +90,10 @@ class NativeLlama:
     dtype = torch.bfloat16
     device = torch.device("cpu")
 
-    def __init__(self, config: LlamaConfig, weights: Weights, library: Library) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, weights: Weights, library: Library) -> None:
+        assert type(config) is LlamaConfig, "the kernels were chosen for another model"
+        self.shape = config.shape
+        self._config = config
         self._library = library
         self._weights = weights
         self._kept: list[torch.Tensor] = []  # what C has pointers to
@@ -143,8 +148,8 @@ class NativeLlama:
         _require(bool(counts.min() > 0), "a row has no token")
         _require(bool((ends <= table_sizes * cache.block_size).all()), "a block table is short")
         _require(_are_below(cache.num_blocks, blocks), "a block table names no block")
-        _require(_are_below(self.config.vocab_size, tokens), "a token is not in the vocabulary")
-        limit = self.config.max_position_embeddings
+        _require(_are_below(self._config.vocab_size, tokens), "a token is not in the vocabulary")
+        limit = self._config.max_position_embeddings
         _require(_are_below(limit, start, ends - 1), "no such position")
         logits = self._logits_of(len(sampled))
         batch = _Batch(
@@ -163,7 +168,7 @@ class NativeLlama:
         )
         scratch = self._scratch_for(batch)
         self._library.run(self._model, batch, scratch, num_threads=torch.get_num_threads())
-        return logits[:, : self.config.vocab_size]
+        return logits[:, : self._config.vocab_size]
 
     def _logits_of(self, num_rows: int) -> torch.Tensor:
         # Kept: fresh memory for 64 rows costs a fifth of their step.
@@ -178,7 +183,7 @@ class NativeLlama:
         return self._scratch.data_ptr()
 
     def _layer(self, prefix: str) -> _Layer:
-        config = self.config
+        config = self._config
         hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_size, kv_size = config.num_attention_heads * size, config.num_key_value_heads * size
@@ -221,8 +226,8 @@ class NativeLlama:
         )
 
     def _norm(self, name: str) -> int:
-        weight = self._weights.take(f"{name}.weight", (self.config.hidden_size,)).float()
-        return self._keep(_pad(weight, columns=_padded(self.config.hidden_size)))
+        weight = self._weights.take(f"{name}.weight", (self._config.hidden_size,)).float()
+        return self._keep(_pad(weight, columns=_padded(self._config.hidden_size)))
 
     def _weight(self, name: str, *shape: int) -> torch.Tensor:
         return self._tensor(f"{name}.weight", *shape)
