@@ -34,7 +34,7 @@ _SAID_BYTES_MAX = 65_536
 
 
 class Library:
-    """The calls into the kernels. Structures are those of `engine.compute.native.llama`."""
+    """The calls into the kernels. Structures are those of `engine.compute.native.structures`."""
 
     def __init__(self, path: Path) -> None:
         try:

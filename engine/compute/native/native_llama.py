@@ -1,7 +1,6 @@
 """A Llama whose steps run in C: weights packed for the kernels, one call a step.
 
-`engine.models.llama` is the reference: the same model in torch, and what runs where this cannot.
-The C side of every structure here is in model.h, linear.h and spans.h.
+`engine.models.llama` is the reference: the same mathematics, computed where this cannot be.
 """
 
 import ctypes
@@ -12,55 +11,22 @@ import torch
 
 from engine.compute.kv_cache import KVCache
 from engine.compute.native.library import Library
+from engine.compute.native.structures import (
+    BatchStruct,
+    LayerStruct,
+    LinearStruct,
+    ModelStruct,
+)
 from engine.errors import KernelsUnavailable
 from engine.model_files.weights import Weights
 from engine.models.llama_config import LlamaConfig, rotary_tables
 from engine.models.model import ModelConfig
 from engine.plan import Row
 
-_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
-# Outputs that lie together, and inputs that a tile takes; sizes are padded to them.
-_GROUP = 32
-# Limits of the C side: queries that share a KV head, and a head's size.
-_QUERIES, _HEAD_DIM_MAX = 16, 256
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = (
-        ("weight", _POINTER),
-        ("bias", _POINTER),
-        ("num_inputs", _COUNT),
-        ("num_groups", _COUNT),
-    )
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, _POINTER) for name in ("attention_norm", "mlp_norm")),
-    )
-
-
-class _Model(ctypes.Structure):
-    _fields_ = (
-        *((name, _COUNT) for name in ("hidden_size", "width", "inner")),
-        *((name, _COUNT) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim")),
-        ("vocab_width", _COUNT),
-        ("eps", ctypes.c_float),
-        *((name, _POINTER) for name in ("layers", "embedding", "norm")),
-        ("head", _Linear),
-        *((name, _POINTER) for name in ("cos", "sin")),
-    )
-
-
-class _Batch(ctypes.Structure):
-    _fields_ = (
-        *((name, _COUNT) for name in ("num_rows", "num_tokens", "num_sampled")),
-        *((name, _POINTER) for name in ("tokens", "first_token", "start", "first_block")),
-        *((name, _POINTER) for name in ("blocks", "sampled", "cache")),
-        ("block_size", _COUNT),
-        ("logits", _POINTER),
-    )
+# Outputs of a panel and inputs of a gemm tile; sizes are padded to them.
+_PANEL = 32
+# Limits of the C side: query heads that share a KV head, and a head's size.
+_GROUP_SIZE_MAX, _HEAD_DIM_MAX = 16, 256
 
 
 def require_supported(
@@ -69,14 +35,14 @@ def require_supported(
     """Raise KernelsUnavailable if the kernels cannot compute this model in this way."""
     if type(config) is not LlamaConfig:
         raise KernelsUnavailable("the model is no Llama")
-    group, rest = divmod(config.num_attention_heads, config.num_key_value_heads)
+    group_size, rest = divmod(config.num_attention_heads, config.num_key_value_heads)
     if device.type != "cpu":
         raise KernelsUnavailable(f"the device is {device.type}")
     if dtype != torch.bfloat16:
         raise KernelsUnavailable(f"the number format is {str(dtype).removeprefix('torch.')}")
     if config.head_dim % 32 or config.head_dim > _HEAD_DIM_MAX:
         raise KernelsUnavailable(f"the model's heads have {config.head_dim} dimensions")
-    if rest or group > _QUERIES:
+    if rest or group_size > _GROUP_SIZE_MAX:
         raise KernelsUnavailable(
             f"{config.num_attention_heads} heads share {config.num_key_value_heads} KV heads"
         )
@@ -96,7 +62,7 @@ class NativeLlama:
         self._config = config
         self._library = library
         self._weights = weights
-        self._kept: list[torch.Tensor] = []  # what C has pointers to
+        self._kept: list[torch.Tensor] = []  # C has pointers to them
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._vocab_width = _padded(config.vocab_size)
         self._logits = torch.empty((0, self._vocab_width))
@@ -104,18 +70,18 @@ class NativeLlama:
         embedding = self._linear(self._weight("model.embed_tokens", *size))
         if config.tie_word_embeddings:
             weights.drop("lm_head.weight")  # some folders store the tied copy
-            head = embedding
+            lm_head = embedding
         else:
-            head = self._linear(self._weight("lm_head", *size))
-        self._layers = (_Layer * config.num_hidden_layers)(
+            lm_head = self._linear(self._weight("lm_head", *size))
+        self._layers = (LayerStruct * config.num_hidden_layers)(
             *(self._layer(f"model.layers.{i}") for i in range(config.num_hidden_layers))
         )
         cos, sin = rotary_tables(config)
         half = config.head_dim // 2
-        self._model = _Model(
+        self._model = ModelStruct(
             hidden_size=config.hidden_size,
-            width=_padded(config.hidden_size),
-            inner=_padded(config.intermediate_size),
+            hidden_width=_padded(config.hidden_size),
+            mlp_width=_padded(config.intermediate_size),
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
@@ -124,8 +90,8 @@ class NativeLlama:
             eps=config.rms_norm_eps,
             layers=ctypes.addressof(self._layers),
             embedding=embedding.weight,
-            norm=self._norm("model.norm"),
-            head=head,
+            final_norm=self._norm("model.norm"),
+            lm_head=lm_head,
             cos=self._keep(cos[:, half:]),
             sin=self._keep(sin[:, half:]),
         )
@@ -135,7 +101,7 @@ class NativeLlama:
 
         The logits are float32, in memory that the next call overwrites.
         """
-        tokens = np.concatenate([row.token_ids for row in rows], dtype=np.int32)
+        token_ids = np.concatenate([row.token_ids for row in rows], dtype=np.int32)
         blocks = np.concatenate([row.block_table for row in rows], dtype=np.int32)
         start = np.array([row.start for row in rows], dtype=np.int32)
         counts = np.array([len(row.token_ids) for row in rows])
@@ -148,15 +114,15 @@ class NativeLlama:
         _require(bool(counts.min() > 0), "a row has no token")
         _require(bool((ends <= table_sizes * cache.block_size).all()), "a block table is short")
         _require(_are_below(cache.num_blocks, blocks), "a block table names no block")
-        _require(_are_below(self._config.vocab_size, tokens), "a token is not in the vocabulary")
+        _require(_are_below(self._config.vocab_size, token_ids), "a token is not in the vocabulary")
         limit = self._config.max_position_embeddings
         _require(_are_below(limit, start, ends - 1), "no such position")
         logits = self._logits_of(len(sampled))
-        batch = _Batch(
+        batch = BatchStruct(
             num_rows=len(rows),
-            num_tokens=len(tokens),
+            num_tokens=len(token_ids),
             num_sampled=len(sampled),
-            tokens=tokens.ctypes.data,
+            token_ids=token_ids.ctypes.data,
             first_token=first_token.ctypes.data,
             start=start.ctypes.data,
             first_block=first_block.ctypes.data,
@@ -176,20 +142,20 @@ class NativeLlama:
             self._logits = torch.empty((num_rows, self._vocab_width), dtype=torch.float32)
         return self._logits[:num_rows]
 
-    def _scratch_for(self, batch: _Batch) -> int:
+    def _scratch_for(self, batch: BatchStruct) -> int:
         size = self._library.scratch_bytes(self._model, batch)
         if size > len(self._scratch):
             self._scratch = torch.empty(size + size // 4, dtype=torch.uint8)
         return self._scratch.data_ptr()
 
-    def _layer(self, prefix: str) -> _Layer:
+    def _layer(self, prefix: str) -> LayerStruct:
         config = self._config
         hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_size, kv_size = config.num_attention_heads * size, config.num_key_value_heads * size
         qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         biased = config.attention_bias
-        return _Layer(
+        return LayerStruct(
             qkv=self._linear(
                 torch.cat([self._weight(f"{attention}.{n}", m, hidden) for n, m in qkv.items()]),
                 torch.cat([self._bias(f"{attention}.{n}", m) for n, m in qkv.items()])
@@ -214,15 +180,15 @@ class NativeLlama:
             mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
         )
 
-    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> _Linear:
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearStruct:
         """Pack [outputs, inputs] as [outputs / 32, inputs / 2, 32, 2], padded with zeros."""
         outputs, inputs = (_padded(size) for size in weight.shape)
-        packed = _pad(weight, rows=outputs, columns=inputs).view(-1, _GROUP, inputs // 2, 2)
-        return _Linear(
+        packed = _pad(weight, rows=outputs, columns=inputs).view(-1, _PANEL, inputs // 2, 2)
+        return LinearStruct(
             weight=self._keep(packed.transpose(1, 2)),
             bias=None if bias is None else self._keep(_pad(bias.float(), columns=outputs)),
             num_inputs=inputs,
-            num_groups=outputs // _GROUP,
+            num_panels=outputs // _PANEL,
         )
 
     def _norm(self, name: str) -> int:
@@ -257,7 +223,7 @@ def _are_below(limit: int, *numbers: np.ndarray) -> bool:
 
 
 def _padded(size: int) -> int:
-    return -(-size // _GROUP) * _GROUP
+    return -(-size // _PANEL) * _PANEL
 
 
 def _pad(tensor: torch.Tensor, *, columns: int, rows: int | None = None) -> torch.Tensor:
@@ -269,8 +235,8 @@ def _pad(tensor: torch.Tensor, *, columns: int, rows: int | None = None) -> torc
 
 
 def _interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Sixteen rows of `gate`, then the same of `up`, and so on: a group of outputs has both."""
-    half = _GROUP // 2
+    """Alternate sixteen rows of `gate` and of `up`: every panel of outputs has both."""
+    half = _PANEL // 2
     rows = _padded(len(gate))
     flat = [tensor.reshape(len(tensor), -1) for tensor in (gate, up)]
     halves = [_pad(t, rows=rows, columns=t.shape[1]).view(-1, half, t.shape[1]) for t in flat]

@@ -1,10 +1,10 @@
-// The product that everything is made of: up to 32 rows of A times 32 columns of B.
+// The gemm that linears and attention are made of: up to 32 rows of A times 32 columns of B.
 //
 //     C [32, 32] float32  =  sum over k of  A_k [32, 32] B_k [32, 32],  A and B in bfloat16
 //
-// A_k is two tiles of 16 rows. B_k is two tiles of 16 columns, in pairs of its rows: row i of a
-// tile holds rows 2 i and 2 i + 1 of B, column by column. That is what AMX multiplies; without
-// AMX, and for a few rows, `dot2` does.
+// A gemm tile is 16 rows of 64 bytes, what an AMX register holds. A_k is two tiles of 16 rows. B_k
+// is two tiles of 16 columns, in pairs of its rows: row i of a tile holds rows 2 i and 2 i + 1 of
+// B, column by column. AMX multiplies them; without AMX, and for a few rows, `dot2` does.
 
 #pragma once
 
@@ -13,21 +13,26 @@
 
 #include "vectors.h"
 
-enum { FEW = 8 };
+// Rows that `dot_rows` takes at once.
+enum { DOT_ROWS_MAX = 8 };
+
+INLINE int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 // Two tiles of A or B for each k: where they are, and the distances (in numbers, not bytes)
 // between their rows and from one k to the next.
-struct tiles {
+struct tile_pair {
     const bf16 *first, *second;
     int64_t stride, step;
 };
 
-typedef float line[32];
+typedef float floats32[32];
 
-// 1 to 8 rows by `dot2`. `ahead`: how far to prefetch B, in numbers; 0 where it is near.
-INLINE void dot_rows(const bf16 *a, const struct tiles *at, struct tiles b, int64_t num_steps,
-                     const int num_rows, const int ahead, const int adds, line *c) {
-    floats low[FEW] = {}, high[FEW] = {};
+// Compute 1 to 8 rows of C by `dot2`. `ahead` is how far to prefetch B, in numbers; 0 when it is in
+// a cache. With `adds`, add to C.
+INLINE void dot_rows(const bf16 *a, const struct tile_pair *at, struct tile_pair b,
+                     int64_t num_steps, const int num_rows, const int ahead, const int adds,
+                     floats32 *c) {
+    floats low[DOT_ROWS_MAX] = {}, high[DOT_ROWS_MAX] = {};
     if (adds)
         for (int i = 0; i < num_rows; i++)
             low[i] = load_floats(c[i]), high[i] = load_floats(c[i] + 16);
@@ -60,27 +65,27 @@ struct tile_config {
     uint8_t rows[16];
 } ALIGNED;
 
-// Ask the kernel for AMX, once in a process.
-static void ask_for_amx(void) {
+// Request the permission to use AMX from the operating system, once in a process.
+static void request_amx(void) {
     const int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
     has_amx = __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") &&
               syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
 }
 
-// Give the calling thread its eight tiles: 16 rows of 64 bytes each.
-static void open_tiles(void) {
+// Configure the calling thread's eight tile registers: 16 rows of 64 bytes each.
+static void configure_tiles(void) {
     struct tile_config config = {.palette = 1};
     for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
     if (has_amx) _tile_loadconfig(&config);
 }
 
-static void close_tiles(void) {
+static void release_tiles(void) {
     if (has_amx) _tile_release();
 }
 
-// C in tiles 0-3, A in 4 and 5, B in 6 and 7.
-INLINE void amx_product(struct tiles a, struct tiles b, int64_t num_steps, const int is_double,
-                        const int ahead, const int adds, line *c) {
+// Tile registers 0-3 hold C, 4 and 5 hold A, 6 and 7 hold B.
+INLINE void amx_gemm(struct tile_pair a, struct tile_pair b, int64_t num_steps, const int is_double,
+                     const int ahead, const int adds, floats32 *c) {
     if (adds) {
         _tile_loadd(0, c, sizeof *c);
         _tile_loadd(1, c[0] + 16, sizeof *c);
@@ -121,26 +126,25 @@ INLINE void amx_product(struct tiles a, struct tiles b, int64_t num_steps, const
 #else
 
 enum { has_amx = 0 };
-static void ask_for_amx(void) {}
-static void open_tiles(void) {}
-static void close_tiles(void) {}
-INLINE void amx_product(struct tiles a, struct tiles b, int64_t num_steps, const int is_double,
-                        const int ahead, const int adds, line *c) {}
+static void request_amx(void) {}
+static void configure_tiles(void) {}
+static void release_tiles(void) {}
+INLINE void amx_gemm(struct tile_pair a, struct tile_pair b, int64_t num_steps, const int is_double,
+                     const int ahead, const int adds, floats32 *c) {}
 
 #endif
 
-// The product for the first `num_rows` rows of A; later rows of C may be written too. `adds`: C is
-// added to.
-INLINE void multiply(struct tiles a, struct tiles b, int64_t num_steps, int64_t num_rows,
-                     const int ahead, const int adds, line *c) {
-    if (has_amx && num_rows > FEW / 2) {
+// Compute the first `num_rows` rows of C; later rows may be written too. With `adds`, add to C.
+INLINE void gemm(struct tile_pair a, struct tile_pair b, int64_t num_steps, int64_t num_rows,
+                 const int ahead, const int adds, floats32 *c) {
+    if (has_amx && num_rows > DOT_ROWS_MAX / 2) {
         if (num_rows > 16)
-            amx_product(a, b, num_steps, 1, ahead, adds, c);
+            amx_gemm(a, b, num_steps, 1, ahead, adds, c);
         else
-            amx_product(a, b, num_steps, 0, ahead, adds, c);
+            amx_gemm(a, b, num_steps, 0, ahead, adds, c);
         return;
     }
-    for (int64_t row = 0; row < num_rows; row += FEW) {
+    for (int64_t row = 0; row < num_rows; row += DOT_ROWS_MAX) {
         const bf16 *from = (row < 16 ? a.first : a.second) + row % 16 * a.stride;
         switch (num_rows - row) {
 #define ROWS(n) dot_rows(from, &a, b, num_steps, n, ahead, adds, c + row)
