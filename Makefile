@@ -31,8 +31,9 @@ fix: .venv/dev.stamp ## repair what ruff can repair
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-soak: install ## the long runs: ten kills of each process, 50 warm-equals-cold prompts
-	@$(PYTEST) --soak -rA tests/system/test_kill.py tests/system/test_warm_equals_cold.py
+soak: install ## the long runs: ten kills of each process, 50 warm-equals-cold prompts, C sanitized
+	@$(PYTEST) --soak -rA tests/system/test_kill.py tests/system/test_warm_equals_cold.py \
+	  tests/engine/test_native_sanitizers.py
 
 migrate: .venv/runtime.stamp ## bring the database in DATA_DIR to the newest schema
 	@.venv/bin/kvmeter migrate

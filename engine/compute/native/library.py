@@ -8,6 +8,7 @@ digest of the others: a file that was cut short would end the process that loads
 
 import ctypes
 import hashlib
+import itertools
 import os
 import signal
 import stat
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.compute.dtype import cpu_flags
+from engine.compute.native.structures import FieldStruct, layout
 from engine.errors import KernelsUnavailable
 
 SOURCES = Path(__file__).parent
@@ -41,9 +43,11 @@ class Library:
             self._calls = ctypes.CDLL(os.fspath(path))
             self._calls.kvmeter_scratch_bytes.restype = ctypes.c_int64
             self._calls.kvmeter_run.restype = None
+            self._calls.kvmeter_layout.restype = ctypes.POINTER(FieldStruct)
             self.has_amx = bool(self._calls.kvmeter_open())
         except (OSError, AttributeError) as error:  # no library, or one without our calls
             raise KernelsUnavailable(f"cannot load {path}: {error}") from error
+        _require_layout(self._calls.kvmeter_layout(), path)
 
     def scratch_bytes(self, model: ctypes.Structure, batch: ctypes.Structure) -> int:
         """How much memory `run` needs beside what it is given."""
@@ -57,6 +61,20 @@ class Library:
         self._calls.kvmeter_run(
             ctypes.byref(model), ctypes.byref(batch), ctypes.c_void_p(scratch), num_threads
         )
+
+
+def _require_layout(fields: "ctypes._Pointer[FieldStruct]", path: Path) -> None:
+    """Raise KernelsUnavailable if C and Python lay out a shared structure differently."""
+    exported = map(fields.__getitem__, itertools.count())
+    named = itertools.takewhile(lambda field: field.name is not None, exported)
+    compiled = {field.name.decode(): (field.offset, field.size) for field in named}
+    ours = layout()
+    for name in [*ours, *compiled]:
+        if compiled.get(name) != ours.get(name):
+            raise KernelsUnavailable(
+                f"cannot load {path}: {name} has offset and size {compiled.get(name)} in C and "
+                f"{ours.get(name)} in Python"
+            )
 
 
 def require_processor(cpuinfo: str) -> None:

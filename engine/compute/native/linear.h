@@ -51,11 +51,11 @@ static void store_outputs(const struct linear_output *to, const struct linear *l
 }
 
 // One phase: a unit is one panel for up to 512 rows, so that those rows stay in the L2 cache.
-static void run_linear(struct worker *worker, const struct linear *linear, const bf16 *x,
-                       int64_t num_rows, const struct linear_output *to) {
+static void run_linear(const struct thread_team *team, int64_t phase, const struct linear *linear,
+                       const bf16 *x, int64_t num_rows, const struct linear_output *to) {
     int64_t num_row_units = (num_rows + ROWS_PER_UNIT - 1) / ROWS_PER_UNIT;
     int64_t num_inputs = linear->num_inputs, num_panels = linear->num_panels;
-    FOR_EACH_UNIT(unit, num_row_units * num_panels, worker, {
+    FOR_EACH_UNIT(team, phase, unit, num_row_units * num_panels, {
         int64_t panel = unit % num_panels, first = unit / num_panels * ROWS_PER_UNIT;
         int64_t end = first + ROWS_PER_UNIT < num_rows ? first + ROWS_PER_UNIT : num_rows;
         const bf16 *w = linear->weight + panel * num_inputs * OUTPUTS_PER_PANEL;

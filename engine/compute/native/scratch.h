@@ -18,20 +18,58 @@ struct scratch {
     int32_t *position; // [tokens]
     int32_t *row;      // [tokens]
     int32_t *shared;   // [rows]
-    struct phase *phases;
+    struct thread_team team;
     struct attention_plan plan;
 };
 
-static int64_t num_phases(const struct model *model) { return 10 * model->num_layers + 4; }
+// The phases of a step; those of each layer follow, in the order of the layers.
+enum step_phase { CLEAR_TAILS, EMBED, FINAL_NORM, LM_HEAD, NUM_STEP_PHASES };
+enum layer_phase {
+    ATTENTION_NORM,
+    QKV,
+    STORE_HEADS,
+    PACK_VALUES,
+    ATTEND,
+    MERGE_PARTS,
+    OUTPUT,
+    MLP_NORM,
+    GATE_UP,
+    DOWN,
+    NUM_LAYER_PHASES
+};
+
+INLINE int64_t layer_phase(int64_t layer, enum layer_phase phase) {
+    return NUM_STEP_PHASES + layer * NUM_LAYER_PHASES + phase;
+}
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+// Bytes after each array that no access may touch: arrays that touch each other hide an overrun.
+enum { GUARD_BYTES = 64 };
+#else
+enum { GUARD_BYTES = 0 };
+#endif
+
+// Return the place of `num_bytes` bytes at `base + *used`, and count them and their guard as used.
+static void *place(char *base, int64_t *used, int64_t num_bytes) {
+    char *at = base + *used;
+    int64_t end = round_up(num_bytes, 64) + GUARD_BYTES;
+#ifdef __SANITIZE_ADDRESS__
+    if (base) {
+        ASAN_UNPOISON_MEMORY_REGION(at, num_bytes);
+        ASAN_POISON_MEMORY_REGION(at + num_bytes, end - num_bytes);
+    }
+#endif
+    *used += end;
+    return at;
+}
 
 // Place the arrays from `base` on; with a null base only count. Returns the bytes.
 static int64_t lay_out_scratch(const struct model *model, const struct batch *batch, char *base,
                                struct scratch *scratch) {
     int64_t used = 0, tokens = round_up(batch->num_tokens, 32);
     int64_t heads = model->num_heads + 2 * model->num_kv_heads;
-#define PLACE(pointer, count)          \
-    (pointer) = (void *)(base + used); \
-    used += round_up((int64_t)(count) * (int64_t)sizeof *(pointer), 64)
+#define PLACE(pointer, count) (pointer) = place(base, &used, (count) * (int64_t)sizeof *(pointer))
     PLACE(scratch->x, tokens * model->hidden_width);
     PLACE(scratch->qkv, tokens * heads * model->head_dim);
     PLACE(scratch->normed, tokens * model->hidden_width);
@@ -39,7 +77,8 @@ static int64_t lay_out_scratch(const struct model *model, const struct batch *ba
     PLACE(scratch->attended, tokens * model->num_heads * model->head_dim);
     PLACE(scratch->gated, tokens * model->mlp_width);
     PLACE(scratch->partials, num_parts_max(batch) * model->num_heads * (model->head_dim + 16));
-    PLACE(scratch->phases, num_phases(model));
+    scratch->team.num_phases = layer_phase(model->num_layers, 0);
+    PLACE(scratch->team.phases, scratch->team.num_phases);
     PLACE(scratch->position, tokens);
     PLACE(scratch->row, tokens);
     PLACE(scratch->shared, batch->num_rows);

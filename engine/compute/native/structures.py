@@ -1,4 +1,7 @@
-"""The structures shared with the C kernels, field by field as in structures.h."""
+"""The structures shared with the C kernels, field by field as in structures.h.
+
+The library exports its own layout (layout.h); `layout` is what it must be.
+"""
 
 import ctypes
 
@@ -49,3 +52,23 @@ class BatchStruct(ctypes.Structure):
         ("block_size", _COUNT),
         ("logits", _POINTER),
     )
+
+
+class FieldStruct(ctypes.Structure):
+    """`struct field`: one line of the layout that a library exports."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("offset", _COUNT), ("size", _COUNT))
+
+
+_SHARED = {"linear": LinearStruct, "layer": LayerStruct, "model": ModelStruct, "batch": BatchStruct}
+
+
+def layout() -> dict[str, tuple[int, int]]:
+    """Return offset and size of every shared structure and of its fields, by `structure.field`."""
+    found = {}
+    for name, structure in _SHARED.items():
+        found[name] = (0, ctypes.sizeof(structure))
+        for field, *_ in structure._fields_:
+            described = getattr(structure, field)
+            found[f"{name}.{field}"] = (described.offset, described.size)
+    return found

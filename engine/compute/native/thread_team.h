@@ -9,6 +9,8 @@
 
 #include <linux/futex.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -22,19 +24,28 @@ struct phase {
     int32_t num_sleepers;
 };
 
-// One thread's way through the phases of a step, which are zero at its start.
-struct worker {
-    struct phase *phase;
+struct thread_team {
+    struct phase *phases; // zero at the start of a step
+    int64_t num_phases;
 };
 
-INLINE int64_t take_unit(struct worker *worker) {
-    return __atomic_fetch_add(&worker->phase->units_taken, 1, __ATOMIC_RELAXED);
+// Return a phase of the step. Ends the process if there is no such phase: the alternative is to
+// write over other memory.
+INLINE struct phase *phase_at(const struct thread_team *team, int64_t index) {
+    if (index < 0 || index >= team->num_phases) {
+        fprintf(stderr, "kvmeter: phase %ld of %ld\n", (long)index, (long)team->num_phases);
+        abort();
+    }
+    return team->phases + index;
+}
+
+INLINE int64_t take_unit(struct phase *phase) {
+    return __atomic_fetch_add(&phase->units_taken, 1, __ATOMIC_RELAXED);
 }
 
 // Add `num_done` units to those done and wait until all `num_units` are. Every thread then sees
 // what was written in the phase.
-static void barrier_wait(struct worker *worker, int32_t num_done, int32_t num_units) {
-    struct phase *phase = worker->phase++;
+static void barrier_wait(struct phase *phase, int32_t num_done, int32_t num_units) {
     if (num_done &&
         __atomic_add_fetch(&phase->units_done, num_done, __ATOMIC_SEQ_CST) == num_units) {
         if (__atomic_load_n(&phase->num_sleepers, __ATOMIC_SEQ_CST))
@@ -54,9 +65,10 @@ static void barrier_wait(struct worker *worker, int32_t num_done, int32_t num_un
 }
 
 // One phase: `...` runs for each unit 0 .. num_units - 1, each in one thread.
-#define FOR_EACH_UNIT(unit, num_units, worker, ...)                                           \
+#define FOR_EACH_UNIT(team, phase_index, unit, num_units, ...)                                \
     do {                                                                                      \
+        struct phase *phase_ = phase_at(team, phase_index);                                   \
         int32_t num_done_ = 0;                                                                \
-        for (int64_t unit; (unit = take_unit(worker)) < (num_units); num_done_++) __VA_ARGS__ \
-        barrier_wait(worker, num_done_, num_units);                                           \
+        for (int64_t unit; (unit = take_unit(phase_)) < (num_units); num_done_++) __VA_ARGS__ \
+        barrier_wait(phase_, num_done_, num_units);                                           \
     } while (0)
