@@ -1,4 +1,4 @@
-"""Plans the attention of a step: where its tokens are written, and which rows share which context.
+"""Plans the attention of a step: where its K and V are written, which rows share which context.
 
 A token attends in up to three parts, each a plain attention call without wasted scores:
 
@@ -6,9 +6,9 @@ A token attends in up to three parts, each a plain attention call without wasted
        one call for       one call        causal, straight from this step's K and V
        all its readers    a sequence
 
-Sequences with one new token (decode) take their own context and new token in one part instead,
-together with others of similar length: one gather and one call a group cost a tenth of a call a
-sequence on CPU. Only numbers are planned here; each backend's attention carries the plan out.
+For a sequence with one new token (decode), its own context and the new token are one part instead.
+Sequences of similar length are computed together: on CPU one gather and one call for a group cost a
+tenth of a call for each sequence. The plan holds numbers only; a backend's attention executes it.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ import numpy as np
 
 from engine.plan import Row
 
-# A prefix is read once for all sequences that share it if that saves reading this many tokens;
-# below, merging costs more than it saves.
+# A shared prefix becomes a part if that saves reading this many tokens; for fewer, merging the
+# results costs more than it saves.
 SHARED_TOKENS_MIN = 1_024
 # Sequences count as sharing if they agree up to this block at least.
 SHARED_BLOCKS_MIN = 8
@@ -30,7 +30,7 @@ TokenSelection = slice | np.ndarray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContextPart:
-    """The first `num_tokens` tokens in the blocks of `block_table`: all of `queries` see them."""
+    """Queries that all attend to the first `num_tokens` tokens in the blocks of `block_table`."""
 
     queries: TokenSelection
     block_table: np.ndarray

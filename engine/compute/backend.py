@@ -1,4 +1,4 @@
-"""Chooses what computes a model's steps, torch or C, and builds it: the one place that does."""
+"""The one place that chooses what computes a model's steps, torch or C, and builds it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from engine.plan import Row
 
 
 class Backend(Protocol):
-    """A loaded model that computes steps."""
+    """A loaded model, as the model runner uses it."""
 
     @property
     def shape(self) -> ModelShape:

@@ -1,4 +1,4 @@
-"""Loading a model folder: the model, what it stops at and how it samples by default."""
+"""Loads a model folder: the model, its stop tokens and its default sampling."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from engine.protocol import Sampling
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, and the facts of its folder that the engine announces."""
+    """A model ready to run, and the facts of its folder that the engine reports to clients."""
 
     backend: Backend
     weights_digest: str
@@ -54,7 +54,7 @@ def load_model(
 
 
 def _stop_token_ids(generation: dict[str, Any], config: dict[str, Any]) -> tuple[int, ...]:
-    """The end-of-sequence ids: generation_config.json's, else config.json's; one or a list."""
+    """Return the end-of-sequence ids of generation_config.json, or else of config.json."""
     found = generation.get("eos_token_id", config.get("eos_token_id"))
     if found is None:
         return ()
@@ -62,7 +62,7 @@ def _stop_token_ids(generation: dict[str, Any], config: dict[str, Any]) -> tuple
 
 
 def _default_sampling(generation: dict[str, Any]) -> Sampling:
-    """What the file states and nothing more: only `do_sample: false` makes a model greedy."""
+    """Return the sampling that the file states; only `do_sample: false` makes a model greedy."""
     if generation.get("do_sample") is False:
         return Sampling(temperature=0.0)
     stated = {name: value for name, value in generation.items() if value is not None}

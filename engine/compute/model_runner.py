@@ -13,7 +13,7 @@ from engine.plan import Plan
 
 
 class ModelRunner:
-    """The real Runner of `engine.plan`. `entropy` feeds the draws of requests without a seed."""
+    """The engine's Runner. `entropy` seeds the draws of requests without a seed."""
 
     def __init__(self, backend: Backend, config: EngineConfig, *, entropy: bytes) -> None:
         self._backend = backend
@@ -28,7 +28,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> list[int]:
-        """Load and copy blocks, compute all rows as one batch, sample those that ask for it."""
+        """Load and copy blocks, compute all rows as one batch, sample those with `samples`."""
         self._cache.load(plan.loads)
         self._cache.copy(plan.copies)
         if not plan.rows:
@@ -38,10 +38,10 @@ class ModelRunner:
 
     @property
     def kv_layout(self) -> str:
-        """How a block's bytes are laid out; snapshots fit only where it is the same."""
+        """The layout of a block's bytes; a snapshot can be loaded only where it is the same."""
         return self._cache.layout
 
     @torch.inference_mode()
     def snapshot(self, blocks: Sequence[int], num_tokens: int) -> np.ndarray:
-        """Copy the first `num_tokens` slots of `blocks` out of the cache, for a tier to keep."""
+        """Return a copy of the first `num_tokens` slots of `blocks`, for a tier to keep."""
         return self._cache.snapshot(blocks, num_tokens)

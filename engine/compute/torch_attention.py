@@ -1,4 +1,4 @@
-"""Paged attention in torch: carries out a step's attention plan on the KV cache.
+"""Paged attention in torch: executes a step's attention plan on the KV cache.
 
 The outputs of a token's parts are merged by their log-sum-exp.
 """
@@ -24,8 +24,8 @@ Attended = tuple[torch.Tensor, torch.Tensor]
 # Tokens of the batch on the device: a slice selects a view, indices a copy.
 _Selection = slice | torch.Tensor
 
-# On CPU, torch compiles bfloat16 attention for each pair of lengths that it meets and keeps it,
-# some 130 KB a pair: lengths are padded to multiples of this, so that there are few.
+# On CPU, torch compiles bfloat16 attention for each pair of lengths and keeps it, some 130 KB a
+# pair. Lengths are padded to multiples of this, so that there are few.
 _LENGTH_UNIT = 16
 
 
@@ -37,7 +37,7 @@ class _Decode:
     """
 
     queries: _Selection
-    tiles: torch.Tensor
+    head_blocks: torch.Tensor
     mask: torch.Tensor
 
 
@@ -46,15 +46,12 @@ class _Context:
     """A context part on the device."""
 
     queries: _Selection
-    tiles: torch.Tensor
+    head_blocks: torch.Tensor
     num_tokens: int
 
 
 class PagedAttention:
-    """Attention of one step. Planned at construction, once for all layers.
-
-    Call it once a layer; it writes the step's K and V before it attends.
-    """
+    """Attention of one step, planned at construction for all layers. Call it once a layer."""
 
     def __init__(self, cache: KVCache, rows: Sequence[Row], dtype: torch.dtype) -> None:
         self._cache = cache
@@ -76,12 +73,14 @@ class PagedAttention:
         for span in self._prefills:
             out[span], log_sum[span] = _attend_causal(q[span], kv[span])
         for decode in self._decodes:
-            keys, values = self._cache.gather(layer, decode.tiles, decode.mask.shape[0]).unbind(1)
+            keys, values = self._cache.gather(
+                layer, decode.head_blocks, decode.mask.shape[0]
+            ).unbind(1)
             out[decode.queries], log_sum[decode.queries] = attend(
                 q[decode.queries], keys, values, mask=decode.mask
             )
         for context in self._contexts:
-            keys, values = self._cache.gather(layer, context.tiles, 1).unbind(1)
+            keys, values = self._cache.gather(layer, context.head_blocks, 1).unbind(1)
             queries = context.queries
             found = _attend_all(q[queries], keys, values, num_tokens=context.num_tokens)
             out[queries], log_sum[queries] = _merge((out[queries], log_sum[queries]), found)
@@ -93,14 +92,14 @@ class PagedAttention:
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf).to(dtype)
         return _Decode(
             queries=self._place_selection(group.queries),
-            tiles=self._cache.tile_rows(group.block_tables),
+            head_blocks=self._cache.head_block_rows(group.block_tables),
             mask=mask[:, None, None, :].to(self._cache.device),
         )
 
     def _place_context(self, part: ContextPart) -> _Context:
         return _Context(
             queries=self._place_selection(part.queries),
-            tiles=self._cache.tile_rows(part.block_table[None, :]),
+            head_blocks=self._cache.head_block_rows(part.block_table[None, :]),
             num_tokens=part.num_tokens,
         )
 
@@ -118,7 +117,7 @@ def attend(
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
 ) -> Attended:
-    """Attention of `q` [b, h, n, d] to `k` and `v` [b, h, m, d]: [b, h, n, d] and [b, h, n]."""
+    """Attend with `q` [b, h, n, d] to `k`, `v` [b, h, m, d]; return [b, h, n, d] and [b, h, n]."""
     if q.device.type != "cpu":
         return attend_plainly(q, k, v, mask=mask, is_causal=is_causal)
     # What F.scaled_dot_product_attention runs on CPU; only this form returns the log-sum-exp.
@@ -136,7 +135,7 @@ def attend_plainly(
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
 ) -> Attended:
-    """`attend` on any device, with the scores in memory."""
+    """Attend as `attend` does, on any device, with all scores in memory."""
     scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
     if mask is not None:
         scores += mask
@@ -146,7 +145,7 @@ def attend_plainly(
 
 
 def _attend_causal(q: torch.Tensor, kv: torch.Tensor) -> Attended:
-    """New tokens of one sequence among themselves: `q` [n, kv_heads, group, d], `kv` likewise."""
+    """Attend among a sequence's new tokens: `q` [n, kv_heads, group, d], `kv` as in a call."""
     n = q.shape[0]
     # Tokens after the last change nothing for those before.
     q, kv = _padded(q), _padded(kv)
@@ -159,7 +158,7 @@ def _attend_causal(q: torch.Tensor, kv: torch.Tensor) -> Attended:
 
 
 def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, num_tokens: int) -> Attended:
-    """`q` [n, kv_heads, group, d] to the first `num_tokens` of `k` and `v` [1, kv_heads, m, d].
+    """Attend with `q` [n, kv_heads, group, d] to `num_tokens` of `k`, `v` [1, kv_heads, m, d].
 
     All query heads that share a KV head become the rows of one matrix.
     """
@@ -178,7 +177,7 @@ def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, num_tokens
 
 
 def _padded(tokens: torch.Tensor) -> torch.Tensor:
-    """`tokens` [n, ...] with zeros after it, up to a multiple of the length unit."""
+    """Return `tokens` [n, ...] padded with zeros to a multiple of the length unit."""
     missing = -len(tokens) % _LENGTH_UNIT
     if tokens.device.type != "cpu" or not missing:
         return tokens
@@ -186,7 +185,7 @@ def _padded(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _merge(a: Attended, b: Attended) -> Attended:
-    """Attention to two parts of a context, from the attention to each."""
+    """Return the attention to two parts of a context from the attention to each."""
     (a_out, a_log_sum), (b_out, b_log_sum) = a, b
     b_share = (b_log_sum - a_log_sum).sigmoid_().to(a_out.dtype)
     return a_out.lerp(b_out, b_share.unsqueeze(-1)), a_log_sum.logaddexp(b_log_sum)

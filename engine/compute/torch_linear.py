@@ -8,9 +8,9 @@ _PACK_FOR_ROWS = 64
 
 
 class Linear:
-    """y = x W^T + b. On CPU bfloat16 weights are packed once into oneDNN's own layout.
+    """y = x W^T + b. On CPU, bfloat16 weights are packed once into oneDNN's layout.
 
-    Packing saves the repacking of every call: 25-50 % of its time for small batches.
+    Otherwise every call packs them, which takes 25-50 % of its time for small batches.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -27,7 +27,7 @@ class Linear:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, in] to [n, out]."""
+        """Map [n, inputs] to [n, outputs]."""
         if self._packed:
             num_rows = len(x)
             if missing := _num_padded(num_rows) - num_rows:
@@ -40,9 +40,9 @@ class Linear:
 
 
 def _num_padded(num_rows: int) -> int:
-    """A number of rows out of few: oneDNN compiles kernels for each that it meets, and keeps them.
+    """Round a number of rows up, so that few different ones occur.
 
-    A whole model's kernels for one number of rows are 1.5 to 2 MB.
+    OneDNN compiles kernels for each number of rows and keeps them: 1.5 to 2 MB for a whole model.
     """
     unit = 1 if num_rows <= 8 else 8 if num_rows <= 64 else 32 if num_rows <= 512 else 128
     return -(-num_rows // unit) * unit

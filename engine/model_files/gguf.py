@@ -1,7 +1,7 @@
 """A reader for GGUF model files: metadata, and tensors as float32 arrays.
 
-It knows the three tensor kinds that the default model's file holds. Layout and block formats:
-the GGUF specification, version 3 (version 2 differs in nothing read here).
+It reads the three tensor kinds of the default model's file. Layout and block formats follow the
+GGUF specification, version 3; what is read here is the same in version 2.
 """
 
 import mmap
@@ -79,7 +79,7 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where one tensor lies. `shape` is row-major: the contiguous dimension comes last."""
+    """The place of one tensor. `shape` is row-major: the contiguous dimension comes last."""
 
     shape: tuple[int, ...]
     kind: int
@@ -90,7 +90,7 @@ class GGUFTensor:
 class GGUFFile:
     """One open GGUF file: `metadata` by key, `tensors` by name, values on demand.
 
-    Raises ModelFileError if the file is truncated, is no GGUF, or holds a kind not known here.
+    Raises ModelFileError if the file is truncated, is no GGUF, or holds an unsupported tensor kind.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,7 +109,7 @@ class GGUFFile:
                 raise self._error("GGUF file is truncated")
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor's values as a new float32 array of its shape."""
+        """Return the tensor's values as a new float32 array of its shape."""
         tensor = self.tensors[name]
         raw = np.frombuffer(self._data, np.uint8, tensor.size_bytes, tensor.offset_bytes)
         return _KINDS[tensor.kind].dequantize(raw).reshape(tensor.shape).astype(np.float32)

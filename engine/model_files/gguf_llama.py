@@ -1,4 +1,4 @@
-"""Turn a llama-architecture GGUF into a Hugging Face folder.
+"""Converts a GGUF of the llama architecture into a Hugging Face folder.
 
 Weights are stored in float32: dequantised 4-bit values (scale x q + minimum) do not fit bfloat16,
 and the float32 parity test needs them exactly. The engine casts once, at load.
@@ -50,7 +50,7 @@ def convert(source: GGUFFile, folder: Path, progress: Callable[[str], None]) -> 
 
 
 def tensor_name(name: str) -> str:
-    """The Hugging Face name of a GGUF tensor: `blk.3.attn_q.weight` is layer 3's `q_proj`."""
+    """Return the Hugging Face name of a GGUF tensor: `blk.3.attn_q` is layer 3's `q_proj`."""
     if not name.startswith("blk."):
         stem, _, suffix = name.rpartition(".")
         return f"{_TOP_NAMES[stem]}.{suffix}"
@@ -59,7 +59,7 @@ def tensor_name(name: str) -> str:
 
 
 def tensor_values(source: GGUFFile, name: str) -> np.ndarray:
-    """The tensor in float32, with the rows of Q and K back in Hugging Face's order."""
+    """Return the tensor in float32, with the rows of Q and K in Hugging Face's order."""
     values = source.read(name)
     if ".attn_q." in name:
         return _halves(values, source.metadata["llama.attention.head_count"])
@@ -78,7 +78,7 @@ def _halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def model_config(source: GGUFFile) -> dict[str, Any]:
-    """`config.json` from the metadata."""
+    """Return the contents of `config.json`."""
     meta = source.metadata
     heads = meta["llama.attention.head_count"]
     return {
@@ -108,7 +108,7 @@ def model_config(source: GGUFFile) -> dict[str, Any]:
 
 
 def generation_config(source: GGUFFile) -> dict[str, Any]:
-    """`generation_config.json`: greedy, ending at the end-of-turn token."""
+    """Return `generation_config.json`: greedy, ending at the end-of-turn token."""
     meta = source.metadata
     return {
         "bos_token_id": meta["tokenizer.ggml.bos_token_id"],
@@ -119,7 +119,7 @@ def generation_config(source: GGUFFile) -> dict[str, Any]:
 
 
 def tokenizer(source: GGUFFile) -> dict[str, Any]:
-    """`tokenizer.json`: byte-level BPE over single digits, as `smollm` asks."""
+    """Return `tokenizer.json`: byte-level BPE with single digits, the `smollm` pre-tokenizer."""
     meta = source.metadata
     tokens = meta["tokenizer.ggml.tokens"]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -166,7 +166,7 @@ def tokenizer(source: GGUFFile) -> dict[str, Any]:
 
 
 def tokenizer_config(source: GGUFFile) -> dict[str, Any]:
-    """`tokenizer_config.json`: the named special tokens and the chat template."""
+    """Return `tokenizer_config.json`: the named special tokens and the chat template."""
     meta = source.metadata
     tokens = meta["tokenizer.ggml.tokens"]
     return {

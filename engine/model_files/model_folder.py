@@ -1,7 +1,7 @@
-"""Model folders that kvmeter makes: whole or not there, and checkable ever after.
+"""Model folders that kvmeter makes: complete or absent, with a manifest to check them by.
 
 A folder is built under a temporary name, gets a manifest of every file's size and SHA-256 last, and
-is renamed. Whoever loads it checks the manifest and so finds what was damaged or removed since.
+is renamed. Loading checks the manifest, and so finds files that were damaged or removed since.
 """
 
 import fcntl
@@ -22,12 +22,12 @@ CURE = "delete the folder and run `kvmeter models fetch`"
 
 
 def ensure_folder(folder: Path, build: Callable[[Path], None]) -> None:
-    """Have `build` fill the folder if it is not there yet; check that it is whole.
+    """Call `build` to fill the folder if it does not exist; check that it is complete.
 
-    `build` gets an empty folder beside the final one; what it raises leaves nothing behind. Safe
-    for several processes at once: one builds, the others wait and find its folder.
+    `build` gets an empty folder beside the final one, which is removed if it raises. Safe for
+    several processes at once: one builds, the others wait and use its folder.
 
-    Raises ModelFileError if the folder is there but a file is missing or has another length.
+    Raises ModelFileError if the folder exists but a file is missing or has another length.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial_prefix = f".{folder.name}.partial-"
@@ -57,7 +57,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def check_sizes(folder: Path) -> None:
-    """Check that every file of the manifest is there in its full length; reads no contents.
+    """Check that every file of the manifest exists with its length; read no contents.
 
     Raises ModelFileError naming the first file that is not, or the manifest if it is missing.
     """
@@ -69,7 +69,7 @@ def check_sizes(folder: Path) -> None:
 
 
 def check_contents(folder: Path, digests: dict[Path, str] | None = None) -> None:
-    """Check every file of the manifest against its SHA-256; `digests` holds those known already.
+    """Check every file of the manifest against its SHA-256; `digests` are already known.
 
     Raises ModelFileError naming the first file that differs.
     """
@@ -83,9 +83,9 @@ def check_contents(folder: Path, digests: dict[Path, str] | None = None) -> None
 
 
 def file_digests(paths: Iterable[Path]) -> dict[Path, str]:
-    """The SHA-256 of each file in hexadecimal; shards are hashed side by side."""
+    """Return the SHA-256 of each file in hexadecimal; hash the files in parallel."""
     wanted = list(paths)
-    with ThreadPoolExecutor() as pool:  # hashing lets go of the interpreter lock
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
         return dict(zip(wanted, pool.map(_sha256, wanted), strict=True))
 
 
@@ -107,14 +107,14 @@ def _entries(folder: Path) -> list[tuple[Path, int, str]]:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold the file's lock; the kernel lets go of it if this process dies."""
+    """Hold the file's lock; the operating system releases it if this process dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _sync(folder: Path) -> None:
-    """Put the files on disk before the rename makes them visible."""
+    """Sync the files to disk before the rename makes them visible."""
     for path in (*folder.iterdir(), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:

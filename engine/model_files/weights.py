@@ -1,4 +1,4 @@
-"""The safetensors of a model folder: every tensor used, none missing, none misshaped."""
+"""The safetensors of a model folder; checks that every tensor is used and has its shape."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ SINGLE = "model.safetensors"
 
 
 class Weights:
-    """The tensors of one folder, one file or several with an index.
+    """The tensors of one folder: one file, or several with an index.
 
     Raises ModelFileError if a file is missing or damaged.
     """
@@ -25,7 +25,7 @@ class Weights:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[Path, Any] = {}
-        self._where: dict[str, Path] = {}
+        self._path_of: dict[str, Path] = {}
         for path in weight_files(folder):
             try:
                 self._files[path] = safe_open(path, framework="pt")
@@ -33,39 +33,39 @@ class Weights:
                 raise ModelFileError("Model file is missing", path, CURE) from error
             except (SafetensorError, OSError) as error:
                 raise ModelFileError("Model file is damaged", path, CURE) from error
-            self._where |= dict.fromkeys(self._files[path].keys(), path)
-        # Old exports carry this computed buffer; it is no parameter.
-        self._left = {name for name in self._where if not name.endswith(".rotary_emb.inv_freq")}
+            self._path_of |= dict.fromkeys(self._files[path].keys(), path)
+        # Old exports store this computed buffer; it is no parameter.
+        self._unused = {name for name in self._path_of if not name.endswith(".rotary_emb.inv_freq")}
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name`, which must have `shape`; mark it as used."""
-        if name not in self._where:
+        """Return the tensor `name`, which must have `shape`, and mark it as used."""
+        if name not in self._path_of:
             raise ModelFileError(f"Tensor {name} is missing", self._folder, CURE)
-        path = self._where[name]
+        path = self._path_of[name]
         found = tuple(self._files[path].get_slice(name).get_shape())
         if found != shape:
             problem = f"Tensor {name} has shape {found} where config.json asks for {shape}"
             raise ModelFileError(problem, path, CURE)
-        self._left.discard(name)
+        self._unused.discard(name)
         tensor: torch.Tensor = self._files[path].get_tensor(name)
         if not tensor.is_floating_point():
             raise ModelFileError(f"Tensor {name} holds no floating-point numbers", path, CURE)
         return tensor
 
     def drop(self, name: str) -> None:
-        """Leave the tensor out knowingly, if it is there."""
-        self._left.discard(name)
+        """Mark the tensor as left out on purpose, if it exists."""
+        self._unused.discard(name)
 
     def require_all_taken(self) -> None:
         """Raise ModelFileError if a tensor was neither taken nor dropped."""
-        if self._left:
-            name = min(self._left)
-            problem = f"{len(self._left)} tensors are unknown to this model, the first {name}"
-            raise ModelFileError(problem, self._where[name], CURE)
+        if self._unused:
+            name = min(self._unused)
+            problem = f"{len(self._unused)} tensors are unknown to this model, the first {name}"
+            raise ModelFileError(problem, self._path_of[name], CURE)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files, by the index if there is one. Opens none of them."""
+    """Return the folder's safetensors files, from the index if there is one; open none."""
     index = folder / INDEX
     if not index.is_file():
         return [folder / SINGLE]
@@ -77,10 +77,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def checked_digest(folder: Path) -> str:
-    """SHA-256 over config.json and every weight file: the model's identity for cached KV.
+    """Return a SHA-256 over config.json and all weight files: the identity of the model's KV.
 
-    The contents are read whole: sound, and of the order of the load itself (1.3 GB/s a core, shards
-    side by side). If the folder has a manifest, its files are checked against it on the way.
+    All contents are read, which takes about as long as loading them (1.3 GB/s a core, shards in
+    parallel). If the folder has a manifest, the files are also checked against it.
 
     Raises ModelFileError if a file is missing or differs from the manifest.
     """

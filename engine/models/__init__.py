@@ -1,1 +1,1 @@
-"""Model architectures: what each reads from config.json, and its mathematics."""
+"""Model architectures: the configuration and the mathematics of each family."""

@@ -16,7 +16,7 @@ class RMSNorm:
         self._dtype = dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] float32 to [n, hidden]."""
+        """Map [n, hidden] float32 to [n, hidden]."""
         return F.rms_norm(x, self._weight.shape, self._weight, self._eps).to(self._dtype)
 
 

@@ -1,7 +1,7 @@
 """Llama: the mathematics of one step over a flat batch of tokens from any number of sequences.
 
-Linears run on all tokens of the step at once. Only attention depends on sequences, so it is passed
-in, planned for the step.
+Linears run on all tokens of the step at once. Only attention depends on sequences; it is passed in,
+planned for the step.
 """
 
 import torch

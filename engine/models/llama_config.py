@@ -1,4 +1,4 @@
-"""LlamaConfig: what config.json says about a Llama-architecture model, and its rotary tables."""
+"""LlamaConfig: the configuration of a Llama model, read from config.json, and its rotary tables."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from engine.models.model import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's stretch of the rotary frequencies (`rope_type` "llama3")."""
+    """Llama 3's scaling of the rotary frequencies (`rope_type` "llama3")."""
 
     factor: float
     low_freq_factor: float
@@ -23,7 +23,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """A Llama model's shape; names as in config.json."""
+    """A Llama model's configuration; names as in config.json."""
 
     vocab_size: int
     hidden_size: int
@@ -93,7 +93,7 @@ def _rope_scaling(raw: dict[str, Any], path: Path) -> RopeScaling | None:
 
 
 def rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and signed sines of every position: two [max_position_embeddings, head_dim] float32.
+    """Return cosines and signed sines, each [max_position_embeddings, head_dim] float32.
 
     The first half of each sine row is negated, so that rotating x by halves is
     `x * cos + roll(x, head_dim / 2) * sin`.
@@ -101,15 +101,15 @@ def rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponents
     if config.rope_scaling is not None:
-        frequencies = _stretched(frequencies, config.rope_scaling)
+        frequencies = _scaled(frequencies, config.rope_scaling)
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
-def _stretched(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Slow long waves by `factor`, keep short ones, blend between.
+def _scaled(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Divide low frequencies by `factor`, keep high ones, blend between.
 
     Source: the Llama 3.1 model description; a wave is long when it turns fewer than
     `low_freq_factor` times in the original context, short above `high_freq_factor` times.

@@ -39,12 +39,12 @@ class Ops(Protocol):
         ...
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
-        """Return y = x W^T + b for a `weight` [outputs, inputs], packed as the backend likes."""
+        """Return y = x W^T + b for a `weight` [outputs, inputs], packed for the backend."""
         ...
 
 
 class ModelConfig(Protocol):
-    """What config.json says about a model of one family."""
+    """The configuration of a model of one family, read from config.json."""
 
     @classmethod
     def from_json(cls, raw: dict[str, Any], path: Path) -> Self:
@@ -62,7 +62,7 @@ class ModelConfig(Protocol):
 
 
 class Model(Protocol):
-    """A model with its weights: mathematics alone. `attend` knows which tokens attend to what."""
+    """A model with its weights. It is given the step's attention, already planned."""
 
     @property
     def shape(self) -> ModelShape:

@@ -1,4 +1,4 @@
-"""The table of architectures: from a Hugging Face `model_type` to the classes that serve it."""
+"""The table of architectures: the classes for each Hugging Face `model_type`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

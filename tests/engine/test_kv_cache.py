@@ -26,7 +26,7 @@ def cache() -> KVCache:
 
 def contents(cache: KVCache, block: int, layer: int) -> torch.Tensor:
     """[2, kv_heads, 16, head_dim] of one block."""
-    return cache.gather(layer, cache.tile_rows(np.array([[block]])), 1)[0]
+    return cache.gather(layer, cache.head_block_rows(np.array([[block]])), 1)[0]
 
 
 def test_a_block_takes_the_bytes_of_its_kv_over_all_layers() -> None:
@@ -67,7 +67,7 @@ def test_keys_and_values_of_each_head_come_back_where_they_were_written(cache: K
     kv = torch.arange(2 * 4 * 8, dtype=torch.float32).view(2, 4, 8)  # two tokens
     cache.write(1, cache.slot_rows(np.array([4, 0]), np.array([15, 0])), kv)
 
-    found = cache.gather(1, cache.tile_rows(np.array([[4, 0]])), 1)  # slots 15 and 16
+    found = cache.gather(1, cache.head_block_rows(np.array([[4, 0]])), 1)  # slots 15 and 16
 
     assert found.shape == (1, 2, 2, 32, 8)
     torch.testing.assert_close(found[0, :, :, 15], kv[0].view(2, 2, 8))

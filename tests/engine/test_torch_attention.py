@@ -26,9 +26,9 @@ def fresh_cache(model: Backend, *, num_blocks: int = NUM_BLOCKS) -> KVCache:
     cache = KVCache(
         model.shape, num_blocks=num_blocks, block_size=16, dtype=model.dtype, device=CPU
     )
-    rows = cache.tile_rows(torch.arange(num_blocks).numpy()[None, :])
-    for tiles in cache._tiles:
-        tiles[rows] = torch.nan
+    rows = cache.head_block_rows(torch.arange(num_blocks).numpy()[None, :])
+    for head_blocks in cache._head_blocks:
+        head_blocks[rows] = torch.nan
     return cache
 
 

@@ -1,6 +1,6 @@
-"""A Llama whose steps run in C: weights packed for the kernels, one call a step.
+"""NativeLlama: a Llama whose steps run in C, with weights packed for the kernels.
 
-`engine.models.llama` is the reference: the same mathematics, computed where this cannot be.
+`engine.models.llama` is the reference, the same mathematics; it runs where this cannot.
 """
 
 import ctypes
@@ -213,7 +213,7 @@ _GATED = ("gate", "up")
 
 
 def _require(holds: bool, otherwise: str) -> None:
-    """An assertion that stays when assertions are switched off."""
+    """Raise AssertionError unless it holds, also where assertions are switched off."""
     if not holds:
         raise AssertionError(otherwise)
 
@@ -227,7 +227,7 @@ def _padded(size: int) -> int:
 
 
 def _pad(tensor: torch.Tensor, *, columns: int, rows: int | None = None) -> torch.Tensor:
-    """Zeros below and to the right of a matrix, or after a vector."""
+    """Append zeros below and to the right of a matrix, or after a vector."""
     after = [0, columns - tensor.shape[-1]]
     if rows is not None:
         after += [0, rows - tensor.shape[0]]
