@@ -1,1 +1,1 @@
-"""The Messages-API-compatible front: who may ask, what it cost, what goes back."""
+"""The HTTP front: a metering gateway, wire-compatible with Anthropic's Messages API."""

@@ -1,4 +1,4 @@
-"""create_app: the routes, and what stands around them."""
+"""`create_app`: the ASGI application, composed of routes, middleware and background tasks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from gateway.background.lease_reports import booking_leases
+from gateway.background.lease_reports import recording_lease_costs
 from gateway.background.recovery import keep_recovering
 from gateway.dependencies import Dependencies
 from gateway.http import error_responses
@@ -26,7 +26,7 @@ def create_app(deps: Dependencies) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         recovering = asyncio.create_task(keep_recovering(deps, open_requests), name="recovery")
-        async with booking_leases(deps):
+        async with recording_lease_costs(deps):
             yield
             await open_requests.drain(0)
         recovering.cancel()

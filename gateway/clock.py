@@ -1,4 +1,4 @@
-"""The wall clock: the only place in the gateway that reads it."""
+"""The wall clock; no other file of the gateway reads it."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What a request can fail with, and the one table: exception class, HTTP status, error type.
+"""All errors of the gateway, and the table from exception class to HTTP status and error type.
 
 GatewayError
 ├── InvalidRequest            400  the body, a header or a parameter is wrong
@@ -8,7 +8,7 @@ GatewayError
 ├── RequestTimeout            408  the body did not arrive in time
 ├── RequestTooLarge           413
 ├── EngineFailed              500  the engine gave up on an admitted request
-├── NotReady                  503  something the gateway needs is missing; only /readyz says so
+├── NotReady                  503  something the gateway needs is missing; /readyz only
 ├── Overloaded                529  the engine's queue is full, or the wait in it too long
 │   ├── EngineReplaced             the engine runs other weights than this gateway sells
 │   ├── LedgerUnavailable          the database did not take a write
@@ -24,6 +24,7 @@ The other packages' errors know nothing of HTTP; ERROR_SHAPES has their shapes t
 an entry takes its nearest ancestor's. What is not in the table is our fault: a 500 without details.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +34,21 @@ from gateway.wire.response import ErrorBody, ErrorDetail
 
 
 class GatewayError(Exception):
-    """A request that cannot be served, with a message meant for the client."""
+    """A request that cannot be served, with a message meant for the client.
 
-    def __init__(self, message: str, *, error_code: str | None = None) -> None:
+    `headers` go into the error response, such as `retry-after`; a stream that has begun drops them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        error_code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.message = message
         self.error_code = error_code
+        self.headers = dict(headers or {})
 
 
 class InvalidRequest(GatewayError):
@@ -79,7 +89,7 @@ class NotReady(GatewayError):
 
 
 class Overloaded(GatewayError):
-    """The engine has no room for one more request now."""
+    """The engine cannot take one more request now."""
 
 
 class EngineReplaced(Overloaded):
@@ -123,7 +133,7 @@ class ModelFolderError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How one exception class looks on the wire; `message` None: the exception's own words."""
+    """Status, type and message of an exception class on the wire; None: the exception's message."""
 
     status: int
     type: str
@@ -175,6 +185,11 @@ def error_body(error: BaseException, *, request_id: str) -> ErrorBody:
         ),
         request_id=request_id,
     )
+
+
+def error_headers(error: BaseException) -> dict[str, str]:
+    """Return the headers that an error response carries."""
+    return error.headers if isinstance(error, GatewayError) else {}
 
 
 def rejection(rejected: Rejected) -> GatewayError:

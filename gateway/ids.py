@@ -1,4 +1,4 @@
-"""Fresh ids: a prefix and a UUIDv7, so that later ids sort after earlier ones."""
+"""Ids: a prefix and a UUIDv7, so that later ids sort after earlier ones."""
 
 import secrets
 from collections.abc import Callable

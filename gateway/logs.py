@@ -1,4 +1,4 @@
-"""Log lines: an event name and fields, as text or JSON. Prompts and keys are never among them.
+"""Structured logs: an event name and fields, as text or JSON, never with prompts or keys.
 
 Write `log.info("hold_settled", extra={"hold_id": hold.id})`. The request id is bound once, at the
 edge, and stands on every line of that request. Of an exception only its class and place are
@@ -30,7 +30,7 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every look at the schema
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs every check of the schema
     logging.getLogger("uvicorn.access").disabled = True  # the edge writes a better line
     for chatty in ("alembic", "httpx"):  # a line for each probe of /readyz, each call out
         logging.getLogger(chatty).setLevel(logging.WARNING)

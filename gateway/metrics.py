@@ -1,4 +1,4 @@
-"""The gateway's own counters, in a registry of their own."""
+"""The gateway's Prometheus metrics."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 

@@ -1,4 +1,4 @@
-"""Every environment variable the gateway package reads, with the reason for its default."""
+"""Settings: every environment variable of the gateway, with the reason for its default."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ class Settings(BaseSettings):
     )
 
     host: str = Field(
-        default="127.0.0.1",  # nothing is offered to a network that nobody asked to
+        default="127.0.0.1",  # loopback: serving a network must be asked for
         validation_alias=AliasChoices("host", "HOST"),
     )
     port: int = Field(default=8080, ge=0, le=65_535, validation_alias=AliasChoices("port", "PORT"))

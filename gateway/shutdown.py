@@ -1,4 +1,4 @@
-"""The 15 seconds in which an ordered stop ends, and who may take how many of them.
+"""The time budget of an ordered stop: 15 seconds, divided among its phases.
 
 Every limit on the way out is one of these. The parts follow one another: running requests, their
 settlement, the gateway's own end; then the engine, which the settlement needed until here.
@@ -7,7 +7,7 @@ settlement, the gateway's own end; then the engine, which the settlement needed 
 TOTAL_SECONDS = 15.0  # what `kvmeter up` promises between the signal and its exit
 
 RUNNING_SECONDS = 10.0  # requests that run may still end by themselves
-SETTLING_SECONDS = 2.0  # those that did not: one engine step, one commit, their last words
+SETTLING_SECONDS = 2.0  # those that did not: one engine step, one commit, their last events
 LEAVING_SECONDS = 1.0  # the engine link, the database, the interpreter: its end takes most of it
 GATEWAY_SECONDS = RUNNING_SECONDS + SETTLING_SECONDS + LEAVING_SECONDS
 
@@ -16,5 +16,5 @@ ENGINE_SECONDS = 1.0  # its current step and its journal; a kill after that lose
 SLACK_SECONDS = TOTAL_SECONDS - GATEWAY_SECONDS - ENGINE_SECONDS  # `up`'s own end, likewise
 
 # How long open connections may last (a whole number: uvicorn's). They outlive the running requests,
-# whose clients are still to be told, and are cut before the gateway must leave.
+# whose clients still need an error, and are cut before the gateway exits.
 CONNECTIONS_SECONDS = int(RUNNING_SECONDS + SETTLING_SECONDS)

@@ -1,1 +1,1 @@
-"""What runs beside the requests: recovery, lease costs, the sweep of expired entries."""
+"""Tasks that run beside the requests: recovery, lease costs, the sweep of expired entries."""

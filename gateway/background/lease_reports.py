@@ -1,37 +1,36 @@
-"""What the engine reports of leases, written to the ledger database beside the requests.
+"""Lease costs: the engine's lease reports, written to the ledger database.
 
-The link tells reports at least once and the database keeps each once. A commit takes a while, so
-what arrives meanwhile goes together into the next; of one lease only its newest report, whose
-totals contain the older ones.
+The link delivers a report at least once; the database keeps each once. Reports that arrive during a
+commit go together into the next one: of one lease only the newest, since its totals contain the
+older ones.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 
-from billing.lease_reports import LeaseReport as BookedReport
-from billing.lease_reports import book_lease_reports
+from billing.lease_costs import record_lease_costs
 from engine.client import LeaseReport
 from gateway.dependencies import Dependencies
 from gateway.errors import LedgerUnavailable
 from gateway.requests.ledger_writes import write
+from gateway.requests.usage import lease_cost
 
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 1.0  # after a write that failed
-UNBOOKED_MAX = 10_000  # leases, while the database is away; the oldest are forgotten first
+MAX_UNRECORDED = 10_000  # leases, while the database is away; the oldest are dropped first
 
 
 @asynccontextmanager
-async def booking_leases(deps: Dependencies) -> AsyncIterator[None]:
-    """Book lease reports as they come while the block runs, and at its end what is left."""
+async def recording_lease_costs(deps: Dependencies) -> AsyncIterator[None]:
+    """Record lease reports as they arrive while the block runs, and at its end what is left."""
     inbox = _Inbox()
     tasks = [
-        asyncio.create_task(_take_in(deps, inbox), name="lease reports in"),
-        asyncio.create_task(_keep_booking(deps, inbox), name="lease reports out"),
+        asyncio.create_task(_receive(deps, inbox), name="lease reports in"),
+        asyncio.create_task(_keep_recording(deps, inbox), name="lease reports out"),
     ]
     try:
         yield
@@ -40,11 +39,11 @@ async def booking_leases(deps: Dependencies) -> AsyncIterator[None]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(LedgerUnavailable):
-            await _book(deps, inbox.take())
+            await _record(deps, inbox.take())
 
 
 class _Inbox:
-    """The newest report of each lease that is not booked yet, oldest lease first."""
+    """The newest report of each lease that is not recorded yet, oldest lease first."""
 
     def __init__(self) -> None:
         self.arrived = asyncio.Event()
@@ -53,47 +52,47 @@ class _Inbox:
     def put(self, report: LeaseReport) -> None:
         self._reports.pop(report.lease_id, None)
         self._reports[report.lease_id] = report
-        self._forget_oldest()
+        self._drop_oldest()
         self.arrived.set()
 
     def put_back(self, reports: Sequence[LeaseReport]) -> None:
-        """Again in front of what has come since; a newer report of the same lease stays."""
+        """Put reports back in front of later ones; a newer report of the same lease stays."""
         self._reports = {report.lease_id: report for report in reports} | self._reports
-        self._forget_oldest()
+        self._drop_oldest()
         self.arrived.set()
 
     def take(self) -> list[LeaseReport]:
-        """All of them; the inbox is empty then."""
+        """Return all of them and empty the inbox."""
         reports, self._reports = list(self._reports.values()), {}
         self.arrived.clear()
         return reports
 
-    def _forget_oldest(self) -> None:
-        while len(self._reports) > UNBOOKED_MAX:
+    def _drop_oldest(self) -> None:
+        while len(self._reports) > MAX_UNRECORDED:
             self._reports.pop(next(iter(self._reports)))
 
 
-async def _take_in(deps: Dependencies, inbox: _Inbox) -> None:
+async def _receive(deps: Dependencies, inbox: _Inbox) -> None:
     async for report in deps.engine.lease_reports():
         inbox.put(report)
 
 
-async def _keep_booking(deps: Dependencies, inbox: _Inbox) -> None:
+async def _keep_recording(deps: Dependencies, inbox: _Inbox) -> None:
     while True:
         await inbox.arrived.wait()
         reports = inbox.take()
         try:
-            await _book(deps, reports)
+            await _record(deps, reports)
         except LedgerUnavailable:  # the log has it
             inbox.put_back(reports)
             await asyncio.sleep(AGAIN_SECONDS)
         except asyncio.CancelledError:
-            inbox.put_back(reports)  # booked or not: booking again changes nothing
+            inbox.put_back(reports)  # recorded or not: a second time changes nothing
             raise
 
 
-async def _book(deps: Dependencies, reports: Sequence[LeaseReport]) -> None:
+async def _record(deps: Dependencies, reports: Sequence[LeaseReport]) -> None:
     if not reports:
         return
-    booked = [BookedReport(**asdict(report)) for report in reports]
-    await write(deps, partial(book_lease_reports, reports=booked, reported_at_ms=deps.now_ms()))
+    costs = [lease_cost(report) for report in reports]
+    await write(deps, partial(record_lease_costs, costs=costs, reported_at_ms=deps.now_ms()))

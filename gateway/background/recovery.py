@@ -1,7 +1,7 @@
-"""Holds that nobody will close: each is settled or released from the engine's journal.
+"""Recovery: settles or releases orphaned holds from the engine's journal.
 
-They are left behind by a gateway that was killed, by an engine that was lost in the middle of a
-request, and by a database that was away when a request ended.
+A hold is orphaned by a gateway that was killed, by an engine that was lost in the middle of a
+request, or by a database that was away when a request ended.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ IDLE_SECONDS = 60.0  # nothing is known to be open: look all the same
 async def keep_recovering(deps: Dependencies, open_requests: OpenRequests) -> None:
     """Recover at start, whenever a request left its hold open, and once a minute; until cancelled.
 
-    One gateway a database: a hold of another living gateway would be taken for one of a dead one.
+    One gateway a database: the holds of a second one would be taken for orphans.
     """
     while True:
         open_requests.hold_left_open.clear()
@@ -45,14 +45,15 @@ async def keep_recovering(deps: Dependencies, open_requests: OpenRequests) -> No
 
 
 async def recover_holds(deps: Dependencies, open_requests: OpenRequests) -> int:
-    """Close every open hold whose request is not alive here; returns how many must be asked again.
+    """Close every open hold whose request is not open here; return how many need another try.
 
-    Who is alive is asked after the holds were read: a request that ended in between is only closed
-    a second time, which changes nothing, but one that began in between would be taken for dead.
+    The open requests are listed after the holds were read. A request that ended in between is
+    closed a second time, which changes nothing. In the other order, one that began in between would
+    be taken for an orphan.
     """
     holds = await deps.database.read(open_holds)
-    alive = open_requests.request_ids
-    orphans = [hold for hold in holds if hold.request_id not in alive]
+    open_here = open_requests.request_ids
+    orphans = [hold for hold in holds if hold.request_id not in open_here]
     if not orphans:
         return 0
     records = await deps.engine.lookup([hold.request_id for hold in orphans])
@@ -63,7 +64,7 @@ async def recover_holds(deps: Dependencies, open_requests: OpenRequests) -> int:
                 await release_hold(deps, request_id, reason="never_admitted")
                 log.info("hold_recovered", extra={"request_id": request_id, "admitted": False})
             elif (record := records[request_id]) is None:
-                num_left += 1  # queued or running: the engine has yet to see that nobody listens
+                num_left += 1  # still queued or running in the engine, which will abort it
             else:
                 cut = open_requests.stop_string_cuts.get(request_id)
                 await settle_hold(deps, bill_up_to(record, cut), stop_reason=None, answered=False)

@@ -1,4 +1,4 @@
-"""The `kvmeter` command: one file a noun, one sentence for every expected error."""
+"""The `kvmeter` command: one file a subcommand, one sentence for every expected error."""
 
 import sys
 

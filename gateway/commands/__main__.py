@@ -1,4 +1,4 @@
-"""`python -m gateway.commands` is `kvmeter`."""
+"""`python -m gateway.commands` runs `kvmeter`."""
 
 from gateway.commands import main
 

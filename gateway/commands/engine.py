@@ -1,4 +1,4 @@
-"""`kvmeter engine`: become the engine process."""
+"""`kvmeter engine`: runs one engine process."""
 
 import os
 import sys

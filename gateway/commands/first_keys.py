@@ -1,8 +1,8 @@
-"""The first organisation and its keys: made once, written where only the operator reads.
+"""The first organisation and its keys: made once, kept in a file that only the operator can read.
 
-The set is drafted to a file, then inserted, then the draft gets its final name. A crash at any
-point leaves a draft that the next start inserts (again, without effect) and renames, so there is
-never a second set and never a key that works but was not written down.
+The set is written to a draft file, then inserted, then the draft is renamed. After a crash the next
+start inserts the draft again (without effect, if it was inserted) and renames it. So there is never
+a second set, and never a valid key that was not written down.
 """
 
 import json
@@ -62,7 +62,7 @@ def make_first_keys(
 
 
 def new_secret(kind: customers.KeyKind) -> str:
-    """A secret of 32 random bytes behind a prefix that says what kind of key it is."""
+    """Return a secret: a prefix for the kind of key, then 32 random bytes."""
     prefix = "kvma" if kind == "admin" else "kvm"
     return f"{prefix}-{secrets.token_urlsafe(32)}"
 

@@ -1,4 +1,4 @@
-"""`kvmeter gateway`: where the gateway is put together from its parts."""
+"""`kvmeter gateway`: composes and runs one gateway process."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from gateway.requests.open_requests import OpenRequests
 from gateway.settings import Settings
 from gateway.shutdown import RUNNING_SECONDS
 
-ENGINE_WAIT_SECONDS = 0.5  # between two looks at whether we are told to stop
+ENGINE_WAIT_SECONDS = 0.5  # between two checks of the stop event
 
 
 def gateway(
@@ -56,7 +56,7 @@ def gateway(
 async def _run(
     settings: Settings, database: Database, listener: socket.socket, *, parent_on_stdin: bool
 ) -> None:
-    """Wait for the engine, serve its model, and drain when told to stop."""
+    """Wait for the engine, serve its model, and drain at the stop event."""
     stop = _stop_event(parent_on_stdin=parent_on_stdin)
     engine = connect_engine(settings.link_url)
     try:
@@ -84,7 +84,7 @@ async def _run(
 
 
 async def _first_info(engine: EngineClient, stop: asyncio.Event) -> EngineInfo | None:
-    """What the engine is, however long it takes to load its model; None if told to stop first."""
+    """Wait until the engine has loaded its model; None if the stop comes first."""
     while not stop.is_set():
         with contextlib.suppress(EngineLost):
             return await engine.ready(ENGINE_WAIT_SECONDS)
@@ -97,7 +97,7 @@ def _model(settings: Settings, info: EngineInfo) -> ServedModel:
 
 
 def _stop_event(*, parent_on_stdin: bool) -> asyncio.Event:
-    """An event that our parent sets by closing our stdin, or without a parent a signal."""
+    """Return an event that the parent sets by closing stdin; without a parent, a signal sets it."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     if parent_on_stdin:

@@ -1,4 +1,4 @@
-"""`kvmeter keys`: the secrets that callers show."""
+"""`kvmeter keys`: creates, lists and revokes API keys."""
 
 from dataclasses import asdict
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`kvmeter ledger`: do the books agree with themselves."""
+"""`kvmeter ledger`: verifies the books."""
 
 import typer
 

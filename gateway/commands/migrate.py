@@ -1,4 +1,4 @@
-"""`kvmeter migrate`: bring the database to the newest schema."""
+"""`kvmeter migrate`: brings the database to the newest schema."""
 
 import typer
 

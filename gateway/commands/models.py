@@ -1,4 +1,4 @@
-"""`kvmeter models`: the model folders that engines load."""
+"""`kvmeter models`: fetches model folders."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the commands share: the options every one takes, and the database they open."""
+"""Options that all commands take, and the database that they open."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence

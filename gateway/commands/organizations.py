@@ -1,4 +1,4 @@
-"""`kvmeter organizations`: who pays."""
+"""`kvmeter organizations`: creates organisations and tops up their balances."""
 
 from decimal import Decimal, DecimalException
 from typing import Annotated

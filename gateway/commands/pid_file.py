@@ -1,4 +1,4 @@
-"""`DATA_DIR/run/NAME.pid`: which process is which, for operators and their tools."""
+"""`DATA_DIR/run/NAME.pid`: the process ids, for operators and their tools."""
 
 import os
 from collections.abc import Iterator

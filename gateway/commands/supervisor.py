@@ -1,9 +1,8 @@
-"""Child processes that live and die with `kvmeter up`.
+"""A supervisor: starts the child processes of `kvmeter up`, restarts them, stops them.
 
-Each child reads its stdin, a pipe whose other end only this process holds: the end of that pipe is
-the one order to stop. The signals of their process group are blocked in children from their first
-moment, so a Ctrl-C reaches them through us, in our order; and when we are killed the kernel closes
-the pipes, so none outlives us.
+A child's stdin is a pipe whose other end only this process holds; closing it is the order to stop.
+Children start with the signals of the process group blocked, so that a Ctrl-C stops them in our
+order. When this process is killed, the kernel closes the pipes, and no child is left.
 """
 
 import asyncio
@@ -48,14 +47,14 @@ class Child:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     async def ended(self) -> str:
-        """Wait for the process to end by itself; say how it did."""
+        """Wait for the process to end by itself; return how it did."""
         assert self._process is not None, "start() comes first"
         code = await self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"The {self.name} ended with {how}"
 
     async def keep_alive(self) -> None:
-        """Start the process again whenever it dies, for ever, and say so each time."""
+        """Restart the process whenever it dies, and print one line each time."""
         loop = asyncio.get_running_loop()
         backoff_seconds = FIRST_BACKOFF_SECONDS
         while True:

@@ -1,4 +1,4 @@
-"""`kvmeter up`: the whole thing on one machine, from an empty folder to a served model."""
+"""`kvmeter up`: runs engine, gateway and ledger on one machine, fetching the model if needed."""
 
 import asyncio
 import fcntl
@@ -122,7 +122,7 @@ def _stop_signals() -> list[signal.Signals]:
 
 
 async def _announce(settings: Settings, model_id: str) -> None:
-    """Wait until the gateway is ready; then say so, and how to try it."""
+    """Wait until the gateway is ready; then print its address and a command to try."""
     url = f"http://{settings.host}:{settings.port}"
     async with httpx.AsyncClient(trust_env=False) as client:
         while not await _is_ready(client, url):  # noqa: ASYNC110 - another process's state

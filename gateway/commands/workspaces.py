@@ -1,4 +1,4 @@
-"""`kvmeter workspaces`: what an organisation's cache and reports are divided by."""
+"""`kvmeter workspaces`: creates workspaces, by which caches and reports are divided."""
 
 from typing import Annotated
 

@@ -1,1 +1,1 @@
-"""What stands around the routes: connections, bodies, credentials, one shape for every error."""
+"""What surrounds the routes: connections, request ids, bodies, credentials, streams, errors."""

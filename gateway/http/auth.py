@@ -1,4 +1,4 @@
-"""Who is asking, and how: the credential, the workspace, the API version, our own header."""
+"""Authentication and request headers: API key, workspace, API version, our own header."""
 
 from typing import Annotated, cast
 
@@ -18,7 +18,7 @@ def dependencies_of(request: Request) -> Dependencies:
 
 
 async def any_caller(request: Request) -> Caller:
-    """Whoever holds a valid key.
+    """Return the caller behind a valid key.
 
     Raises AuthenticationFailed, or PermissionRefused if the request names another workspace.
     """
@@ -34,14 +34,14 @@ async def any_caller(request: Request) -> Caller:
 
 
 async def customer(caller: Annotated[Caller, Depends(any_caller)]) -> Caller:
-    """Whoever may spend money. Raises PermissionRefused for an admin key."""
+    """Return a caller who may spend money. Raises PermissionRefused for an admin key."""
     if caller.kind != "customer":
         raise PermissionRefused("An admin key cannot be used here: use a customer's API key")
     return caller
 
 
 async def api_version(request: Request) -> ApiVersion:
-    """The version of the API the client was written for; required."""
+    """Return the API version that the client was written for; the header is required."""
     sent = request.headers.get("anthropic-version")
     if sent is None:
         raise InvalidRequest("header is required", path="anthropic-version")
@@ -54,7 +54,7 @@ async def api_version(request: Request) -> ApiVersion:
 
 
 async def ignore_eos(request: Request) -> bool:
-    """Whether `x-kvmeter-ignore-eos` asks for an output of exactly `max_tokens`; for load tests."""
+    """Return whether the output is to be exactly `max_tokens` long; for load tests."""
     sent = request.headers.get("x-kvmeter-ignore-eos", "0")
     if sent not in ("0", "1"):
         raise InvalidRequest(f"{sent} is not one of 0, 1", path="x-kvmeter-ignore-eos")
@@ -69,7 +69,7 @@ Deps = Annotated[Dependencies, Depends(dependencies_of)]
 
 
 def _credential(request: Request) -> tuple[str, str]:
-    """The secret, and what to call it when it is wrong; `x-api-key` wins over a bearer token."""
+    """Return the secret and the name to use in errors; `x-api-key` wins over a bearer token."""
     key = request.headers.get("x-api-key")
     if key is not None:
         return key, "x-api-key"

@@ -1,7 +1,7 @@
-"""HTTP below the application: what is no request is answered in the one shape, a head has limits.
+"""One client connection below the application: limits of a request head, refusals of bad HTTP.
 
-The application sees whole heads only. Before that a client has shown no key, so it may take neither
-much memory nor a connection for long.
+The application sees complete request heads only. Before that the client has no key, so it gets
+little memory and little time.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import logging
 from typing import cast
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -18,14 +17,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from gateway.dependencies import Dependencies
-from gateway.errors import (
-    GatewayError,
-    InvalidRequest,
-    RequestTimeout,
-    RequestTooLarge,
-    error_body,
-    shape_of,
-)
+from gateway.errors import GatewayError, InvalidRequest, RequestTimeout, RequestTooLarge
+from gateway.http.error_responses import error_response
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +26,8 @@ MAX_HEAD_BYTES = 64 << 10  # the SDK sends one kilobyte; proxies stop at 8 to 32
 HEAD_SECONDS = 30.0  # from the connection, or a head's first byte, to its last
 
 
-class Connection(HttpToolsProtocol):
-    """One client's connection; `uvicorn` makes one of each that it accepts."""
+class HttpConnection(HttpToolsProtocol):
+    """One client's connection; `uvicorn` makes one for each that it accepts."""
 
     _head_bytes = 0  # of the head that is being read
     _reads_head = True
@@ -93,24 +86,24 @@ class Connection(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, error: GatewayError) -> None:
-        """Answer what never became a request, and close."""
+        """Respond to what is not a valid request, and close."""
         self._end_head()
         if self.transport.is_closing():
             return
         cycle = cast("RequestResponseCycle | None", self.cycle)  # none before the first request
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            self.transport.write(self._answer(error))
-        # Else an answer is on its way: nothing can be said in the middle of it.
+            self.transport.write(self._error_response(error))
+        # Else a response is being sent; an error in the middle of it would corrupt it.
         self.transport.close()
 
-    def _answer(self, error: GatewayError) -> bytes:
+    def _error_response(self, error: GatewayError) -> bytes:
         deps = cast("Dependencies", cast("FastAPI", self.config.app).state.deps)
-        request_id, shape = deps.new_id("req"), shape_of(error)
-        log.info("request_refused", extra={"request_id": request_id, "status": shape.status})
-        deps.metrics.requests.labels("none", str(shape.status)).inc()
-        response = JSONResponse(
-            error_body(error, request_id=request_id).model_dump(),
-            headers={"request-id": request_id, "connection": "close"},
+        request_id = deps.new_id("req")
+        response = error_response(error, request_id=request_id)
+        response.headers.update({"request-id": request_id, "connection": "close"})
+        log.info(
+            "request_refused", extra={"request_id": request_id, "status": response.status_code}
         )
+        deps.metrics.requests.labels("none", str(response.status_code)).inc()
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
-        return STATUS_LINE[shape.status] + head + b"\r\n" + bytes(response.body)
+        return STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body)

@@ -1,4 +1,4 @@
-"""Answering while the client is watched: nothing is computed for one that has gone."""
+"""Abort on disconnect: nothing is computed for a client that has closed its connection."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,10 +10,10 @@ from gateway.requests.generation import Generation
 
 
 @asynccontextmanager
-async def attended(generation: Generation, receive: Receive) -> AsyncIterator[None]:
-    """Abandon the generation if the client closes its connection, or if this block fails.
+async def abort_on_disconnect(generation: Generation, receive: Receive) -> AsyncIterator[None]:
+    """Abandon the generation if the client closes its connection, or if the block fails.
 
-    The request's body must have been read: from then on the server has nothing else to deliver.
+    The request's body must have been read: after it, `receive` returns only the disconnect.
     """
 
     async def watch() -> None:

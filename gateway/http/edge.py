@@ -1,29 +1,28 @@
-"""The outermost layer: every request gets an id, every response carries it, every end is logged."""
+"""The outermost middleware: request ids, the access log, request counters, unexpected errors."""
 
 import logging
 from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import logs
-from gateway.errors import ResponseBrokenOff, error_body, shape_of
+from gateway.errors import ResponseBrokenOff
+from gateway.http.error_responses import error_response
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 OK = 200
 PROBES = ("/healthz", "/readyz", "/metrics")
-CLIENT_GONE = 499  # for the log and the counters only: nobody is there to read it
+CLIENT_CLOSED = 499  # nginx's code; for the log and the counters only
 
 
 class Edge:
     """Pure ASGI, so that a stream passes through untouched.
 
-    Into `request.state` it puts `request_id`; what a route puts into `request.state.log` goes into
-    the access line. Of `request.state.caller`, once known, it tells the client organisation and
-    workspace.
+    It sets `request.state.request_id`. A route's `request.state.log` goes into the access line.
+    Response headers name the organisation and the workspace of `request.state.caller`, once known.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Edge:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, whatever happens inside."""
+        """Handle one request; an unexpected error becomes a 500."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -48,25 +47,24 @@ class Edge:
         bound = logs.request_id.set(exchange.request_id)
         started_ms = self._now_ms()
         try:
-            await self._answer(exchange, receive)
+            await self._respond(exchange, receive)
         finally:
             level = logging.DEBUG if exchange.is_quiet_probe else logging.INFO
             log.log(level, "request", extra=exchange.log_fields(self._now_ms() - started_ms))
             self._metrics.requests.labels(exchange.route, str(exchange.status)).inc()
             logs.request_id.reset(bound)
 
-    async def _answer(self, exchange: "_Exchange", receive: Receive) -> None:
+    async def _respond(self, exchange: "_Exchange", receive: Receive) -> None:
         try:
             await self._app(exchange.scope, receive, exchange.send)
         except ClientDisconnect:
-            exchange.status = CLIENT_GONE
+            exchange.status = CLIENT_CLOSED
         except Exception as error:
             log.exception("request_failed")
             if exchange.started:
-                # Only a broken connection tells the client that this is not the whole answer.
+                # Only a broken connection shows the client that the response is incomplete.
                 raise ResponseBrokenOff("The response failed after its start") from None
-            body = error_body(error, request_id=exchange.request_id)
-            response = JSONResponse(body.model_dump(), status_code=shape_of(error).status)
+            response = error_response(error, request_id=exchange.request_id)
             await response(exchange.scope, receive, exchange.send)
 
 
@@ -77,7 +75,7 @@ class _Exchange:
         self.scope = scope
         self.request_id = request_id
         self.started = False
-        self.status = CLIENT_GONE  # until a response starts
+        self.status = CLIENT_CLOSED  # until a response starts
         self._send = send
         self._state = scope.setdefault("state", {})
         self._state |= {"request_id": request_id, "log": {}}
@@ -105,7 +103,7 @@ class _Exchange:
 
     @property
     def is_quiet_probe(self) -> bool:
-        """A probe or scrape that found what it expects: one every few seconds, for ever."""
+        """A successful probe or scrape: one every few seconds."""
         return self.status == OK and self.route in PROBES
 
     def log_fields(self, duration_ms: int) -> dict[str, object]:

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.errors import error_body
-from gateway.http.disconnect import attended
+from gateway.http.disconnect import abort_on_disconnect
 from gateway.requests.generation import Generation
 from gateway.requests.output import BlockEvent, BlockStart
 from gateway.requests.wire_messages import block_event, message_delta, message_start
@@ -48,7 +48,7 @@ class EventStream(Response):
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the last has left. Raises ClientDisconnect for a stalled client."""
-        async with attended(self._generation, receive):
+        async with abort_on_disconnect(self._generation, receive):
             await self._send_all(send)
 
     async def _send_all(self, send: Send) -> None:
@@ -88,7 +88,7 @@ async def message_events(generation: Generation, *, ping_seconds: float) -> Asyn
             if event == BlockStart(0):
                 yield Ping()
         ending = await generation.ended()
-    except Exception as error:  # noqa: BLE001 - whatever failed, the client must be told
+    except Exception as error:  # noqa: BLE001 - the client needs an error event for any failure
         yield error_body(error, request_id=generation.order.request_id)
         return
     yield message_delta(ending)

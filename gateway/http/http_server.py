@@ -1,4 +1,4 @@
-"""One HTTP server around an app: serves a bound socket, and drains when told to stop."""
+"""The HTTP server: serves an app on a bound socket, and drains at a stop."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from typing_extensions import override
 
 from gateway.errors import CannotListen
-from gateway.http.connection import Connection
+from gateway.http.connection import HttpConnection
 from gateway.shutdown import CONNECTIONS_SECONDS
 
 BACKLOG = 1024
@@ -20,7 +20,7 @@ BACKLOG = 1024
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens on the address. Raises CannotListen."""
+    """Listen on the address while the block runs. Raises CannotListen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -42,8 +42,8 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             app,
-            http=Connection,
-            ws="none",  # whatever is installed beside us
+            http=HttpConnection,
+            ws="none",  # even if a websocket package is installed
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -60,7 +60,7 @@ async def serve(
 
 
 def stop_at_end_of_stdin(stop: Callable[[], object]) -> None:
-    """Call `stop`, from a thread of its own, when stdin ends: our parent said so, or is dead."""
+    """Call `stop` in a thread of its own when stdin ends: the parent closed it, or has died."""
 
     def wait() -> None:
         # Not sys.stdin: a thread that holds its lock at exit would crash the interpreter.
@@ -72,7 +72,7 @@ def stop_at_end_of_stdin(stop: Callable[[], object]) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to whoever runs it."""
+    """A server that leaves signals to its caller."""
 
     @override
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Cache markers: where the client put them, and which of them take effect.
+"""Cache markers (`cache_control`) of a conversation, and the cache breakpoints that they become.
 
 Source: the Messages API's prompt-caching rules (where a marker may sit, automatic caching, minimum
 length).

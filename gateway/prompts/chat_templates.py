@@ -1,4 +1,4 @@
-"""Which chat template a model folder has, chosen among the families that the gateway renders."""
+"""The chat template of a model folder, chosen among the known families."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""ChatML: each turn between two special tokens, under the name of its role.
+"""The ChatML chat template: each turn between two special tokens, after the name of its role.
 
     <|im_start|>user\\nWhat is a lease?<|im_end|>\\n<|im_start|>assistant\\n
     └───────── block 1 ─────────────┘└────────────── tail ───────────────┘
@@ -39,7 +39,7 @@ class ChatmlTemplate:
         return None if match is None else cls(tokenizer, default_system=match["default_system"])
 
     def render(self, blocks: Sequence[Block]) -> RenderedPrompt:
-        """Render the conversation; open the assistant's turn, unless the last turn is one already."""
+        """Render the conversation; open an assistant turn unless the last turn is one."""
         ids: list[int] = []
         block_ends = []
         role = None

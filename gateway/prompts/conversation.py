@@ -1,4 +1,4 @@
-"""The linear sequence of blocks that caching counts in, and the rules a conversation obeys."""
+"""A conversation as a flat sequence of content blocks, and the rules that it must obey."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Block:
 
     `path` is its dotted place in the body, `system.0` or `messages.3.content.1`. Consecutive blocks
     of one role make one turn; a block of `system` never meets a message of role `system`, so the
-    role alone tells where a turn begins.
+    role alone shows where a turn begins.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""The models served and what is true of each."""
+"""The served models: id, context window, tokenizer, chat template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from gateway.prompts.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One model, as requests need it.
+    """One served model.
 
     created_at_ms           when its folder was written on this machine
     context_window_tokens   prompt plus output
@@ -31,12 +31,12 @@ class ServedModel:
     tokenizer: Tokenizer
 
     def is_run_by(self, info: EngineInfo) -> bool:
-        """Whether this engine has these very weights, so that its work is this model's."""
+        """Whether this engine runs exactly these weights."""
         return (self.id, self.weights_digest) == (info.model_id, info.weights_digest)
 
 
 def read_model(model_dir: Path, info: EngineInfo, *, min_cache_tokens: int) -> ServedModel:
-    """The model that this engine runs, with the tokenizer and the template of its folder.
+    """Return the model that this engine runs, with the tokenizer and chat template of its folder.
 
     Raises ModelFolderError if the folder is missing a file or asks for what is not supported.
     """
@@ -71,7 +71,7 @@ class Catalog:
         return tuple(self._models.values())
 
     def find(self, model_id: str) -> ServedModel:
-        """The model of this id. Raises NotFound in the API's wording."""
+        """Return the model of this id. Raises NotFound with the API's message."""
         if model_id not in self._models:
             raise NotFound(f"model: {model_id}")
         return self._models[model_id]

@@ -1,4 +1,4 @@
-"""From a request's body to a prompt that can be looked up: the same for messages and counting."""
+"""From a request body to a prompt with cache breakpoints, for messages and for count_tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gateway.wire.request import PromptRequest
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """A prompt that is sound: known model, valid markers, within the window."""
+    """A valid prompt: known model, valid markers, within the context window."""
 
     model: ServedModel
     rendered: RenderedPrompt
@@ -23,9 +23,9 @@ class ParsedPrompt:
 
 
 async def parse_prompt(request: PromptRequest, *, catalog: Catalog) -> ParsedPrompt:
-    """Check the conversation, find the model, read the markers, render.
+    """Validate the conversation, find the model, read the markers, render.
 
-    Raises InvalidRequest or NotFound; nothing has been written anywhere by then.
+    Raises InvalidRequest or NotFound.
     """
     blocks = read_blocks(request)
     model = catalog.find(request.model)
@@ -39,7 +39,7 @@ async def parse_prompt(request: PromptRequest, *, catalog: Catalog) -> ParsedPro
 
 
 def _fewest_tokens(model: ServedModel, blocks: Sequence[Block]) -> int:
-    """A bound that costs little: tokenising takes 100 bytes of memory for each byte of text.
+    """Return a cheap lower bound: tokenising takes 100 bytes of memory for each byte of text.
 
     A block ends where a token ends, so each is rounded up: many short blocks are many tokens.
     """

@@ -1,4 +1,4 @@
-"""Entry keys: one SHA-256 for the prefix that ends at each block."""
+"""Prefix hashes: SHA-256 of the prompt up to the end of each block, the key of a cache entry."""
 
 from hashlib import sha256
 
@@ -6,13 +6,13 @@ from gateway.prompts.rendered_prompt import RenderedPrompt
 
 
 def scope(*, workspace_id: str, model_id: str, weights_digest: str) -> bytes:
-    """Who may share an entry, as the bytes hashed in front: three length-prefixed strings."""
+    """Return the bytes that are hashed first, and that bound the sharing of entries."""
     parts = [part.encode() for part in (workspace_id, model_id, weights_digest)]
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
 def entry_keys(scope: bytes, rendered: RenderedPrompt) -> tuple[str, ...]:
-    """The key of each block's prefix, in block order; the prompt is hashed once."""
+    """Return the key of each block's prefix, in block order; the prompt is hashed once."""
     digest = sha256(scope)
     keys = []
     start = 0

@@ -1,4 +1,4 @@
-"""Text to token ids and back, for byte-level BPE tokenizers."""
+"""The tokenizer: text to token ids and back, for byte-level BPE."""
 
 import json
 from codecs import getincrementaldecoder

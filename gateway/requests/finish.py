@@ -1,11 +1,11 @@
-"""The end of a hold: exactly one settlement or one release, live and in recovery alike.
+"""Transaction 2 of a request: exactly one settlement or one release, live and in recovery alike.
 
-Both do nothing the second time, so whoever is unsure whether a hold was closed closes it again.
+Both are idempotent: when in doubt whether a hold was closed, close it again.
 
-What is charged is what the engine's journal proves, but for one thing that the journal may not
-know: where a stop string cut the answer, if the engine ended before it heard. This process knows
-it (`usage.bill_up_to`) and keeps it for holds it leaves open; the next process, after a crash, has
-the journal only and charges every output token in it.
+The charge follows from the engine's record, with one exception: the position of a stop string, if
+the engine ended before it received `finish`. This process has it (`usage.bill_up_to`), also for
+holds that it leaves open. After a crash the next process has the journal only, and charges every
+output token in it.
 """
 
 from functools import partial
@@ -29,9 +29,9 @@ async def settle_hold(
     first_token_at_ms: int | None = None,
     answered: bool = True,
 ) -> Quantities:
-    """Charge what the engine's record proves, and say what that was.
+    """Settle from the engine's record, and return the billed quantities.
 
-    `answered` is false in recovery: whoever waited for a whole message got an error, or nothing.
+    `answered` is false in recovery: a client that waited for a whole message got an error.
 
     Raises LedgerUnavailable, or InconsistentFacts for a record that cannot be true; the hold is
     open then.
@@ -67,7 +67,7 @@ async def release_hold(deps: Dependencies, request_id: str, *, reason: str) -> N
 
 
 def _error_type(reason: FinishReason) -> str | None:
-    """What a failed request failed with, by the table of errors."""
+    """Return the wire's error type of a failed request; None for one that did not fail."""
     if not is_failure(reason):
         return None
     match reason:

@@ -1,4 +1,4 @@
-"""Writing to the ledger from a request: bounded in time, and one error for whatever goes wrong."""
+"""Ledger writes of a request: bounded in time, with one error for every failure."""
 
 import asyncio
 import logging
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A group commit takes milliseconds. A write that took this long may still happen later: whoever
-# gives up on it must be content with either.
+# A group commit takes milliseconds. After this timeout the write may or may not be committed;
+# callers must handle both.
 WRITE_SECONDS_MAX = 15.0
 
 # A client waits for its last event meanwhile, so the tries end soon.

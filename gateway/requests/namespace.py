@@ -1,4 +1,4 @@
-"""The server secret, and the namespaces made from it."""
+"""The server secret, and the engine namespaces derived from it."""
 
 import hmac
 import os

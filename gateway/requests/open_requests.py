@@ -1,4 +1,4 @@
-"""The requests alive in this process, and how they end when the process does."""
+"""The registry of open requests, and their drain when the process stops."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ class OpenRequests:
 
     @property
     def request_ids(self) -> Collection[str]:
-        """The requests that are alive here now."""
+        """The ids of the requests that are open here now."""
         return {generation.order.request_id for generation in self._tasks.values()}
 
     def start(self, order: Order) -> Generation:

@@ -13,11 +13,11 @@ from gateway.wire.request import MessagesRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A request that can be held for: read, rendered, and within the engine's limits.
+    """A valid request: parsed, rendered, and within the engine's limits.
 
     entry_keys      one for each block of the prompt
     max_tokens      the output budget: what the client asked, clamped to what the window leaves
-    ignore_eos      whether the output goes on to its budget whatever the model wants
+    ignore_eos      whether the model's end-of-turn token is ignored
     started_at_ms   taken once, when the body has arrived: every entry's lifetime runs from it
     """
 
@@ -79,6 +79,6 @@ def place_order(
 
 
 def require_model(engine_info: EngineInfo, model: ServedModel) -> None:
-    """Sell no other model's work under this one's name and price. Raises EngineReplaced."""
+    """Require that the engine runs this model. Raises EngineReplaced."""
     if not model.is_run_by(engine_info):
         raise EngineReplaced("The engine was started with another model; try again later")

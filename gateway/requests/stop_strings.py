@@ -1,4 +1,4 @@
-"""Finding stop strings in text that arrives piece by piece."""
+"""Stop strings: finds them in text that arrives in pieces."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 class StopStrings:
     """Watches a growing text and holds back what may still become a stop string.
 
-    The match that ends first wins, and of those the one that starts first, so the answer does not
+    The match that ends first wins, and of those the one that starts first, so the result does not
     depend on how the text was cut into pieces.
     """
 

@@ -1,1 +1,1 @@
-"""One file a resource: from an HTTP request to the calls below, and back."""
+"""HTTP routes, one file a resource."""

@@ -1,4 +1,4 @@
-"""`/healthz`, `/readyz`, `/metrics`: for machines, without a key."""
+"""`GET /healthz`, `/readyz` and `/metrics`, without a key."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -65,7 +65,7 @@ def _is_served(deps: Dependencies, info: EngineInfo) -> bool:
 
 
 async def _engine_stats(deps: Dependencies) -> dict[str, float] | None:
-    """The engine's numbers by metric name; None if it does not answer in time."""
+    """Return the engine's stats by metric name; None if they do not arrive in time."""
     try:
         async with asyncio.timeout(ENGINE_ANSWER_SECONDS):
             return await deps.engine.stats()

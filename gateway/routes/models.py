@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`."""
+"""`GET /v1/models` and `GET /v1/models/{id}`: the served models."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -1,1 +1,1 @@
-"""What travels between a client and the gateway, as pydantic models."""
+"""Wire types of the Messages API: pure pydantic models."""

@@ -1,4 +1,4 @@
-"""The server-sent events of a streamed answer, and their one encoding."""
+"""The server-sent events of a streamed message, and their encoding."""
 
 from typing import Literal
 
@@ -52,7 +52,7 @@ class DeltaUsage(ResponseModel):
 
 
 class StopDelta(ResponseModel):
-    """Why the answer ended."""
+    """Why the output ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None
@@ -60,7 +60,7 @@ class StopDelta(ResponseModel):
 
 
 class MessageDelta(ResponseModel):
-    """The answer's end and its final usage."""
+    """The end of the output and the final usage."""
 
     type: Literal["message_delta"] = "message_delta"
     delta: StopDelta
@@ -68,7 +68,7 @@ class MessageDelta(ResponseModel):
 
 
 class MessageStop(ResponseModel):
-    """The last event of an answer that went well."""
+    """The last event of a successful stream."""
 
     type: Literal["message_stop"] = "message_stop"
 
@@ -87,7 +87,7 @@ Event = (
     | MessageDelta
     | MessageStop
     | Ping
-    | ErrorBody  # the last event of an answer that failed after its headers had left
+    | ErrorBody  # the last event of a stream that failed after its headers had left
 )
 
 

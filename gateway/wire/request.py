@@ -1,4 +1,4 @@
-"""What a client may send to `/v1/messages` and `/v1/messages/count_tokens`.
+"""Request bodies of `/v1/messages` and `/v1/messages/count_tokens`.
 
 A null optional field is an absent one. Unknown fields are refused, and so are the fields of the
 Messages API that this server does not support yet: silently ignoring them would change what the
@@ -24,7 +24,7 @@ TtlClass = Literal["5m", "1h"]
 
 MAX_MESSAGES = 100_000  # the API's own limit
 MAX_TOP_K = 2**31 - 1  # larger than any vocabulary, and the engine link carries it
-MAX_STOP_SEQUENCES = 128  # each is looked for in every piece of output; nobody needs more
+MAX_STOP_SEQUENCES = 128  # each is searched for in every piece of output
 MAX_SYSTEM_BLOCKS = 100_000  # they may be empty, so the context window does not bound them
 
 UNKNOWN_FIELD = "unknown_field"  # where the context of a fault about a field has its name
@@ -58,7 +58,7 @@ def _as_blocks(value: object) -> object:
     if isinstance(value, str):
         return ({"type": "text", "text": value},)
     if isinstance(value, list):
-        return tuple(value)  # strict: what a validator hands on is no longer JSON
+        return tuple(value)  # strict mode: a validator's result is no longer JSON
     if value is None:
         return None
     raise PydanticCustomError("string_or_list", "Input should be a valid string or list")
@@ -114,7 +114,7 @@ class UnsupportedBlock(BaseModel):
 
 
 class ThinkingBlock(UnsupportedBlock):
-    """A thinking block passed back; the API takes no marker on it, and says so first."""
+    """A thinking block passed back; the API refuses a marker on it before anything else."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -197,7 +197,7 @@ class OutputConfig(Strict):
 
 
 class PromptRequest(Strict):
-    """Whatever shapes the prompt, and so its length and its cache entries."""
+    """The fields that shape the prompt, and so its length and its cache entries."""
 
     model: str
     messages: Annotated[tuple[Message, ...], FailFast(), Field(max_length=MAX_MESSAGES)]

@@ -1,4 +1,4 @@
-"""What the gateway answers: the Message, its usage, the error body."""
+"""Response bodies: the Message, its usage, models, errors."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_w
 
 
 class ResponseModel(BaseModel):
-    """A wire object that we write; a missing value is sent as null, unless its field says so."""
+    """A response body; a missing value is sent as null, unless its field excludes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,7 +36,7 @@ class Usage(ResponseModel):
 
 
 class TextContent(ResponseModel):
-    """A text block of an answer."""
+    """A text block of the output."""
 
     type: Literal["text"] = "text"
     text: str
@@ -44,7 +44,7 @@ class TextContent(ResponseModel):
 
 
 class Message(ResponseModel):
-    """A whole answer, or the empty start of a streamed one."""
+    """A whole message, or the empty start of a streamed one."""
 
     id: str
     type: Literal["message"] = "message"
@@ -58,7 +58,7 @@ class Message(ResponseModel):
 
 
 class TokenCount(ResponseModel):
-    """The answer of count_tokens."""
+    """The response of count_tokens."""
 
     input_tokens: int
 

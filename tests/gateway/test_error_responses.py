@@ -12,6 +12,7 @@ from gateway.errors import (
     INTERNAL,
     GatewayError,
     ModelFolderError,
+    Overloaded,
     error_body,
     rejection,
     shape_of,
@@ -90,3 +91,16 @@ async def test_an_unforeseen_error_is_a_500_that_tells_nothing(
 
     assert assert_error(answer, 500, "api_error") == "Internal server error"
     assert [record.getMessage() for record in caplog.records] == ["request_failed"]
+
+
+async def test_an_error_brings_its_own_headers(tmp_path: Path) -> None:
+    async with front(tmp_path) as gateway:
+
+        async def stats() -> dict[str, float]:
+            raise Overloaded("Come back later", headers={"retry-after": "7"})
+
+        gateway.engine.stats = stats
+        answer = await gateway.http.get("/metrics")
+
+    assert_error(answer, 529, "overloaded_error")
+    assert answer.headers["retry-after"] == "7"
