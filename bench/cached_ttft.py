@@ -16,7 +16,7 @@ from typing import Any
 from bench.counts import BenchError
 from bench.engines import Answer, Engine, request, warm_up
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import median_interval, percentile
 from bench.workloads import token_ids
 from engine.client import Breakpoint
@@ -27,7 +27,7 @@ CONTROL_MOVES_MOST = 0.25
 Times = defaultdict[tuple[int, str], list[float]]
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """First every arm on one engine, then the disk on the next."""
     lengths, rounds = ([256, 1_024], 2) if options.quick else ([256, 1_024, 2_048, 3_072], 20)
     chance = random.Random("cached ttft")
@@ -113,9 +113,9 @@ async def saved(engine: Engine) -> None:
         await asyncio.sleep(0 if is_saved else 0.02)
 
 
-def tell(lengths: list[int], rounds: int, times: Times) -> Report:
+def tell(lengths: list[int], rounds: int, times: Times) -> ExhibitResult:
     """The table, one line an arm; the speed-up only where the control allows it."""
-    report = Report(
+    result = ExhibitResult(
         f"Time to first token by prefix length and tier, {rounds} times each",
         [f"fixed: prefixes of {', '.join(map(str, lengths))}, suffix {SUFFIX_TOKENS}, 1 out"],
         ("prefix, arm", "p50 ms", "95 % interval", "p95 ms", "faster than cold"),
@@ -125,16 +125,16 @@ def tell(lengths: list[int], rounds: int, times: Times) -> Report:
         for arm in arms:
             values = times[length, arm]
             low, high = median_interval(values)
-            report.rows.append((
+            result.rows.append((
                 f"{length:,}, {arm}", median(values), f"{low:,.0f} to {high:,.0f}",
                 percentile(values, 95), speed_up(times, length, arm),
             ))  # fmt: skip
-    report.figures = {f"{length} {arm}": values for (length, arm), values in times.items()}
+    result.figures = {f"{length} {arm}": values for (length, arm), values in times.items()}
     lines: dict[str, list[tuple[float | str, float]]] = {
         arm: [(length, median(times[length, arm])) for length in lengths] for arm in arms
     }
-    report.plot = Plot("lines", "prefix tokens", "time to first token, p50 ms", lines)
-    return report
+    result.plot = Plot("lines", "prefix tokens", "time to first token, p50 ms", lines)
+    return result
 
 
 def speed_up(times: Any, length: int, arm: str) -> str:

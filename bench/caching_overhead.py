@@ -18,8 +18,8 @@ from typing import Any
 from bench.counts import BenchError
 from bench.engines import Engine, ask_all, request, warm_up
 from bench.exhibit import Options, present
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.machine import process_cpu_seconds
-from bench.report import Plot, Report
 from bench.timing import percentile
 from bench.workloads import token_ids
 
@@ -29,7 +29,7 @@ POOL = ("--kv-cache-memory", str(512 * 2**20))
 MOST_BURSTS = 100  # to write a pool through
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """A B B A B A A B: who goes first changes, too."""
     rounds, num_requests = (2, 4) if options.quick else (16, 16)
     times: dict[str, list[dict[str, float]]] = {"on": [], "off": []}
@@ -45,19 +45,19 @@ async def body(options: Options) -> Report:
         for number in range(rounds):
             for name in sorted(engines, reverse=number % 2 == 0):
                 times[name].append(await measure(engines[name], num_requests, str(number)))
-    report = Report(
+    result = ExhibitResult(
         "Prefix caching at 0 % hits",
         [f"fixed: {num_requests} x {PROMPT_TOKENS} in, {OUTPUT_TOKENS} out, all different"],
         ("measure", "caching on, s", "caching off, s", "overhead", "quartiles", "at most"),
     )
     for measure_name in ("wall", "processor"):
-        report.rows.append(row(measure_name, times))
-    report.figures = {"rounds": times}
+        result.rows.append(row(measure_name, times))
+    result.figures = {"rounds": times}
     points: dict[str, list[tuple[float | str, float]]] = {
         name: list(enumerate(run["processor"] for run in runs)) for name, runs in times.items()
     }
-    report.plot = Plot("lines", "round", "processor seconds a round", points)
-    return report
+    result.plot = Plot("lines", "round", "processor seconds a round", points)
+    return result
 
 
 def row(name: str, times: dict[str, list[dict[str, float]]]) -> tuple[str | float, ...]:

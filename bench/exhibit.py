@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from bench.counts import BenchError
+from bench.exhibit_result import ExhibitResult
 from bench.machine import Foreign, describe
-from bench.report import Report, publish
+from bench.publishing import publish
 
 DEFAULT_MODEL = Path(__file__).parents[1] / "var/models/smollm2-135m-instruct"
 DEFAULT_OUT = Path("var/bench")
 
 Options = argparse.Namespace
-Body = Callable[[Options], Awaitable[Report]]
+Body = Callable[[Options], Awaitable[ExhibitResult]]
 
 
 def present(
@@ -24,10 +25,10 @@ def present(
     extend: Callable[[argparse.ArgumentParser], object] | None = None,
     arguments: Sequence[str] | None = None,
 ) -> None:
-    """Run an exhibit named by its file and publish its report.
+    """Run an exhibit named by its file and publish its result.
 
     `doc` is the exhibit's docstring: `--help` shows it. A figure that would not mean what it says
-    ends the process with one sentence and exit code 1, and nothing is written. So does a report's
+    ends the process with one sentence and exit code 1, and nothing is written. So does a result's
     fault, after it was written: what is wrong can be read from the figures.
     """
     name = Path(sys.argv[0]).stem
@@ -39,7 +40,7 @@ def present(
     options = parser.parse_args(arguments)
     foreign = Foreign()
     try:
-        report = asyncio.run(run(body, options))
+        result = asyncio.run(run(body, options))
     except* BenchError as group:
         sys.exit("\n".join(f"{name}: {error}" for error in leaves(group)))
     facts = {
@@ -50,12 +51,12 @@ def present(
         **describe(),
         "foreign_cores": foreign.cores(),
     }
-    publish(report, name=name, folder=options.out, facts=facts)
-    if report.fault is not None:
-        sys.exit(f"{name}: {report.fault}")
+    publish(result, name=name, folder=options.out, facts=facts)
+    if result.fault is not None:
+        sys.exit(f"{name}: {result.fault}")
 
 
-async def run(body: Body, options: Options) -> Report:
+async def run(body: Body, options: Options) -> ExhibitResult:
     """The body as a coroutine, which is what asyncio starts with."""
     return await body(options)
 

@@ -12,7 +12,7 @@ from typing import Any
 from bench.counts import BenchError
 from bench.engines import Answer, Engine, ask_all, request, warm_up
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile
 from bench.workloads import token_ids
 from engine.client import Breakpoint
@@ -20,10 +20,10 @@ from engine.client import Breakpoint
 SUFFIX_TOKENS, OUTPUT_TOKENS, TTL_MS = 16, 8, 300_000
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """Once with sharing, once without."""
     num_prompts, prefix_tokens = (6, 512) if options.quick else (16, 2_048)
-    report = Report(
+    result = ExhibitResult(
         f"{num_prompts} identical cold prefixes of {prefix_tokens:,} tokens at once",
         [f"fixed: {num_prompts} x ({prefix_tokens} + {SUFFIX_TOKENS}) in, {OUTPUT_TOKENS} out"],
         ("arm", "prompt tokens computed", "predicted", "leases created", "TTFT p50 ms",
@@ -39,16 +39,16 @@ async def body(options: Options) -> Report:
         created = 0 if flags else 1
         if (run["computed"], run["created"]) != (predicted, created):
             raise BenchError(f"{arm}: {run}, where {predicted} computed, {created} created")
-        report.rows.append((
+        result.rows.append((
             arm, run["computed"], predicted, run["created"], run["ttft_p50_ms"],
             run["ttft_p99_ms"], run["seconds"],
         ))  # fmt: skip
-        report.figures[arm] = run
+        result.figures[arm] = run
     points: list[tuple[float | str, float]] = [
-        (arm, run["computed"]) for arm, run in report.figures.items()
+        (arm, run["computed"]) for arm, run in result.figures.items()
     ]
-    report.plot = Plot("bars", "", "prompt tokens computed", {"computed": points})
-    return report
+    result.plot = Plot("bars", "", "prompt tokens computed", {"computed": points})
+    return result
 
 
 async def measure(engine: Engine, num_prompts: int, prefix_tokens: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from bench.counts import BenchError
 from bench.engines import Answer, Engine, request, warm_up
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile
 from bench.workloads import token_ids
 
@@ -20,10 +20,10 @@ DECODERS, SHORT_TOKENS = 8, 32
 STEP_TOKENS = 256  # the budget of a step: a chunk is at most what the decodes leave of it
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """One engine with, one without."""
     long_tokens, outputs, rounds = (1_024, 64, 1) if options.quick else (6_000, 400, 5)
-    report = Report(
+    result = ExhibitResult(
         f"Inter-token latency of {DECODERS} decodes beside a prefill of {long_tokens:,} tokens",
         [f"fixed: {DECODERS} x {SHORT_TOKENS} in, {outputs} out; {long_tokens} in, 1 out"],
         ("chunked prefill", "max ITL ms", "p99 ITL ms", "p50 ITL ms", "alone p50 ITL ms",
@@ -39,12 +39,12 @@ async def body(options: Options) -> Report:
         alone = [gap for run in runs for gap in run["alone"]]
         figures = {"max": max(beside), "p99": percentile(beside, 99), "p50": percentile(beside, 50)}
         ttft = percentile([run["ttft_ms"] for run in runs], 50)
-        report.rows.append((name, *figures.values(), percentile(alone, 50), ttft))
-        report.figures[name] = figures | {"alone_p50": percentile(alone, 50), "ttft_ms": ttft}
+        result.rows.append((name, *figures.values(), percentile(alone, 50), ttft))
+        result.figures[name] = figures | {"alone_p50": percentile(alone, 50), "ttft_ms": ttft}
         for key, value in figures.items():
             bars[key].append((name, value))
-    report.plot = Plot("bars", "chunked prefill", "inter-token latency, ms", bars)
-    return report
+    result.plot = Plot("bars", "chunked prefill", "inter-token latency, ms", bars)
+    return result
 
 
 async def measure(engine: Engine, long_tokens: int, outputs: int, number: int) -> dict[str, Any]:

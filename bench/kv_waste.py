@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.engines import Answer, Engine, ask_all, request, warm_up
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.workloads import Workload, load
 
 LISTS = ("exponential", "sharegpt", "uniform")
@@ -25,13 +25,13 @@ POOL_BYTES = 1 << 30  # room for about 22 reservations of 2,048 tokens of SmolLM
 SAMPLE_SECONDS = 0.25
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """Both layouts on every list."""
     names = LISTS[:1] if options.quick else LISTS
     lists = [load(name) for name in names]
     if options.quick:
         lists = [workload.first(16, shrink=8) for workload in lists]
-    report = Report(
+    result = ExhibitResult(
         "KV waste, contiguous against paged",
         [f"{w.lengths}; max_tokens {w.max_tokens:,}" for w in lists],
         ("list, layout", "waste", "predicted c / p", "most running", "tok/s", "seconds"),
@@ -46,13 +46,13 @@ async def body(options: Options) -> Report:
                 run = await measure(engine, workload)
                 name = f"{workload.name}, {layout}"
                 lines[name] = run["over_time"]
-                report.rows.append((
+                result.rows.append((
                     name, f"{run['waste']:.1%}", PREDICTED[workload.name], run["most_running"],
                     run["tok_s"], run["seconds"],
                 ))  # fmt: skip
-                report.figures[name] = run
-    report.plot = Plot("lines", "seconds", "share of reserved slots without a token", lines)
-    return report
+                result.figures[name] = run
+    result.plot = Plot("lines", "seconds", "share of reserved slots without a token", lines)
+    return result
 
 
 def flags(layout: str) -> tuple[str, ...]:

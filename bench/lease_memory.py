@@ -12,8 +12,8 @@ from pathlib import Path
 from bench.counts import BenchError
 from bench.engines import Engine, request, warm_up
 from bench.exhibit import Options, present
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.machine import resident_bytes
-from bench.report import Plot, Report
 from bench.workloads import token_ids
 from engine.client import Breakpoint
 
@@ -23,7 +23,7 @@ AT_ONCE = 256
 SPARE_BLOCKS = 1_024  # a whole context and some
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """Memory before the leases, and with all of them."""
     num_leases = 200 if options.quick else 10_000
     block_bytes = await measure_block(options)
@@ -40,7 +40,7 @@ async def body(options: Options) -> Report:
         raise BenchError(f"{stats['leases_live']:.0f} leases live of {num_leases}")
     kv = int(stats["kv_blocks_pinned"]) * block_bytes
     rest = after - weights - kv
-    report = Report(
+    result = ExhibitResult(
         f"Engine memory with {num_leases:,} live leases",
         [f"fixed: {num_leases} x one block in, nothing out"],
         ("part", "MB", "at most"),
@@ -56,14 +56,14 @@ async def body(options: Options) -> Report:
     }
     for part, num_bytes in parts.items():
         limit = f"{MOST_MB}" if part.startswith("beyond") else ""
-        report.rows.append((part, round(num_bytes / 1e6, 1), limit))
-    report.figures = parts
+        result.rows.append((part, round(num_bytes / 1e6, 1), limit))
+    result.figures = parts
     points: list[tuple[float | str, float]] = [
         (name, parts[name] / 1e6)
         for name in ("weights", "KV of the leases", "beyond weights and KV")
     ]
-    report.plot = Plot("bars", "", "MB", {"resident": points})
-    return report
+    result.plot = Plot("bars", "", "MB", {"resident": points})
+    return result
 
 
 async def measure_block(options: Options, *flags: str) -> int:

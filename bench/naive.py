@@ -17,14 +17,14 @@ from transformers.utils import logging as transformers_logging
 from bench.counts import BenchError
 from bench.engines import Engine, ask_all, request, warm_up
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.workloads import Workload, load
 
 ALONE_JOBS, BATCH = 24, 8
 AT_LEAST = {"one at a time": 10, "padded batches of 8": 5}
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """Every arm once a round."""
     workload, rounds = load("w1"), 3
     if options.quick:
@@ -38,21 +38,21 @@ async def body(options: Options) -> Report:
             arms["one at a time"].append(alone(generate, workload, str(number)))
             arms["padded batches of 8"].append(padded(generate, workload, str(number)))
             arms["kvmeter"].append(await ours(engine, workload, str(number)))
-    report = Report(
+    result = ExhibitResult(
         "Output tokens/s on W1 against transformers",
         [workload.lengths],
         ("arm", "tok/s", "rounds", "kvmeter is faster by", "at least"),
     )
     for arm, speeds in arms.items():
         least = AT_LEAST.get(arm)
-        report.rows.append((
+        result.rows.append((
             arm, median(speeds), " ".join(f"{speed:.1f}" for speed in speeds),
             median(arms["kvmeter"]) / median(speeds) if least else None, least,
         ))  # fmt: skip
-    report.figures = arms
+    result.figures = arms
     points: list[tuple[float | str, float]] = [(arm, median(s)) for arm, s in arms.items()]
-    report.plot = Plot("bars", "", "output tokens/s", {"W1": points})
-    return report
+    result.plot = Plot("bars", "", "output tokens/s", {"W1": points})
+    return result
 
 
 Generate = Callable[[list[bytes], int], int]

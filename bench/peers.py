@@ -17,10 +17,10 @@ import httpx
 
 from bench.counts import BenchError
 from bench.exhibit import Options, present
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.installations import extend as name_installation
 from bench.installations import installation
 from bench.load import Ask, Reply, Target, send, send_all, wall_seconds
-from bench.report import Plot, Report
 from bench.timing import percentile
 from bench.workloads import load, words
 
@@ -34,7 +34,7 @@ FIGURES = {  # name: whether more is better
 Figures = dict[str, float]
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """Every workload on every target, round by round."""
     rounds = 1 if options.quick else options.rounds
     runs: dict[str, list[Figures]] = {}
@@ -133,12 +133,12 @@ def peer(text: str) -> Target:
     return Target(name, address, "openai", model_id)
 
 
-def tell(runs: dict[str, list[Figures]], rounds: int) -> Report:
+def tell(runs: dict[str, list[Figures]], rounds: int) -> ExhibitResult:
     """Medians, and kvmeter over each peer; above 1 is better for kvmeter in every row."""
     peers = [name for name in runs if name != "kvmeter"]
     measured = runs["kvmeter"][0].keys()
     workloads = [name for name in WORKLOADS if any(f.startswith(name.upper()) for f in measured)]
-    report = Report(
+    result = ExhibitResult(
         f"{', '.join(workloads).upper()} over HTTP, median of {rounds}",
         [load(name).lengths for name in workloads],
         ("figure", *runs, *(f"better than {name}" for name in peers)),
@@ -148,19 +148,19 @@ def tell(runs: dict[str, list[Figures]], rounds: int) -> Report:
             continue
         medians = {name: median(run[figure] for run in each) for name, each in runs.items()}
         ratios = [medians["kvmeter"] / medians[name] for name in peers]
-        report.rows.append(
+        result.rows.append(
             (figure, *medians.values(), *(r if more_is_better else 1 / r for r in ratios))
         )
     if "w1" in workloads:
         short = {name: each[0][W1_SHORT] for name, each in runs.items()}
-        report.notes.append(f"{W1_SHORT}: {short}")
-    report.figures = dict(runs)
+        result.notes.append(f"{W1_SHORT}: {short}")
+    result.figures = dict(runs)
     bars: dict[str, list[tuple[float | str, float]]] = {
         name: [(f, median(r[f] for r in each)) for f in measured if f in FIGURES and "tok/s" in f]
         for name, each in runs.items()
     }
-    report.plot = Plot("bars", "", "tokens/s", bars)
-    return report
+    result.plot = Plot("bars", "", "tokens/s", bars)
+    return result
 
 
 def extend(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from bench.counts import BenchError
 from bench.engines import Answer, Engine, ask_at_rate, request, warm_up
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import goodput, percentile
 from bench.workloads import token_ids
 from engine.client import Breakpoint, GenerateRequest
@@ -27,10 +27,10 @@ TTFT_MS, TPOT_MS = 2_000, 200  # the objectives that goodput counts
 NUM_LEASES = 12
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """The empty arm, then the full one."""
     num_requests = 12 if options.quick else 120
-    report = Report(
+    result = ExhibitResult(
         f"Pin pressure, {options.rate} requests/s",
         [f"fixed: {num_requests} x {PROMPT_TOKENS} in, {OUTPUT_TOKENS} out, Poisson arrivals"],
         ("leases", "pinned / cap", "granted", "refused", "overloaded", "TTFT p50 ms", "TTFT p99 ms",
@@ -42,14 +42,14 @@ async def body(options: Options) -> Report:
             await warm_up(engine)
             run = await measure(engine, num_requests, options.rate, full=arm == "cap full")
         bars.append((arm, run["ttft_p99_ms"]))
-        report.rows.append((
+        result.rows.append((
             arm, f"{run['pinned']} / {run['cap']}", run["granted"], run["refused"],
             run["overloaded"], run["ttft_p50_ms"], run["ttft_p99_ms"], run["goodput"],
             run["preemptions"],
         ))  # fmt: skip
-        report.figures[arm] = run
-    report.plot = Plot("bars", "leases", "TTFT p99, ms", {"TTFT p99": bars})
-    return report
+        result.figures[arm] = run
+    result.plot = Plot("bars", "leases", "TTFT p99, ms", {"TTFT p99": bars})
+    return result
 
 
 async def measure(engine: Engine, num_requests: int, rate: float, *, full: bool) -> dict[str, Any]:

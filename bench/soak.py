@@ -21,6 +21,7 @@ from time import perf_counter
 from bench.counts import BenchError
 from bench.engines import Engine
 from bench.exhibit import Options, present
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.flatness import (
     LEAST_MINUTES,
     MOST_MB_PER_HOUR,
@@ -33,7 +34,6 @@ from bench.flatness import (
 from bench.idle import Sample, check_idle, take_sample, wait_idle
 from bench.lease_memory import measure_block
 from bench.mix import Mix
-from bench.report import Plot, Report
 from bench.traffic import Tally, Traffic
 
 CONTEXT_TOKENS, BLOCK_TOKENS = 1_024, 16
@@ -44,7 +44,7 @@ AT_ONCE, MAX_NUM_SEQS, STEP_TOKENS = 16, 8, 256
 MOST_MORE_FILES = 2  # the lease writer's, and a journal file that is being replaced
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """One engine, loaded and left idle by turns."""
     chance = random.Random(options.seed)
     minutes = 0.2 if options.quick else options.minutes
@@ -62,28 +62,28 @@ async def body(options: Options) -> Report:
     points = [(sample.minute, sample.own_mb) for sample in samples]
     check_files(samples)
     is_judged = samples[-1].minute >= LEAST_MINUTES
-    report = Report(
+    result = ExhibitResult(
         f"Soak, {samples[-1].minute:.0f} min at the pin cap, seed {options.seed}",
         [f"random: 1 to {CONTEXT_TOKENS + 60} in, 0 to 200 out, {AT_ONCE} clients"],
         ("what", "count"),
     )
-    report.rows = [*rows(traffic, samples, stats)]
+    result.rows = [*rows(traffic, samples, stats)]
     if is_judged:
         slope = slope_per_hour(settled(points))
         step = step_between_thirds(points)
-        report.fault = find_growth(points) or find_idleness(traffic.tally, stats)
-        report.rows.append((f"own memory, MB an hour (at most {MOST_MB_PER_HOUR})", slope))
-        report.rows.append((f"last third above the middle, MB (at most {MOST_STEP_MB})", step))
+        result.fault = find_growth(points) or find_idleness(traffic.tally, stats)
+        result.rows.append((f"own memory, MB an hour (at most {MOST_MB_PER_HOUR})", slope))
+        result.rows.append((f"last third above the middle, MB (at most {MOST_STEP_MB})", step))
     else:
-        report.notes.append(f"memory is not judged in less than {LEAST_MINUTES} minutes")
-    report.figures = {"tally": plain(traffic.tally), "stats": stats,
+        result.notes.append(f"memory is not judged in less than {LEAST_MINUTES} minutes")
+    result.figures = {"tally": plain(traffic.tally), "stats": stats,
                       "samples": [asdict(sample) for sample in samples]}  # fmt: skip
-    report.plot = Plot("lines", "minutes", "MB, blocks", {
+    result.plot = Plot("lines", "minutes", "MB, blocks", {
         "own memory, MB": list(points),
         "pinned blocks": [(sample.minute, sample.pinned) for sample in samples],
         "lease files, MB": [(sample.minute, sample.leases_mb) for sample in samples],
     })  # fmt: skip
-    return report
+    return result
 
 
 def flags(block_bytes: int) -> tuple[str, ...]:

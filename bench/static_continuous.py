@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.engines import Answer, Engine, ask_all, request, warm_up
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile
 from bench.workloads import Workload, load
 
@@ -27,13 +27,15 @@ COLUMNS = (
 )  # fmt: skip
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """Each list, each batch size, static and continuous one after the other."""
     batches = [4] if options.quick else options.batches
     lists = [load(name) for name in (options.lists or LISTS)]
     if options.quick:
         lists = [workload.first(12, shrink=16) for workload in lists]
-    report = Report("Static against continuous batching", [w.lengths for w in lists], COLUMNS)
+    result = ExhibitResult(
+        "Static against continuous batching", [w.lengths for w in lists], COLUMNS
+    )
     bars: dict[str, list[tuple[float | str, float]]] = {"static": [], "continuous": []}
     for batch in batches:
         flags = ("--max-num-seqs", str(batch), "--no-enable-prefix-caching")
@@ -46,10 +48,10 @@ async def body(options: Options) -> Report:
                 runs = {name: await measure(engines[name], workload, batch) for name in engines}
                 for name, run in runs.items():
                     bars[name].append((f"{workload.name} {batch}", run["tok_s"]))
-                report.rows.append(row(workload, batch, runs))
-                report.figures[f"{workload.name}-{batch}"] = runs
-    report.plot = Plot("bars", "list and batch size", "output tokens/s", bars)
-    return report
+                result.rows.append(row(workload, batch, runs))
+                result.figures[f"{workload.name}-{batch}"] = runs
+    result.plot = Plot("bars", "list and batch size", "output tokens/s", bars)
+    return result
 
 
 async def measure(engine: Engine, workload: Workload, batch: int) -> dict[str, Any]:

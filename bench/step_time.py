@@ -13,7 +13,7 @@ from time import perf_counter
 from bench.counts import BenchError
 from bench.engines import request
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile
 from bench.workloads import token_ids
 from engine.config import EngineConfig
@@ -37,26 +37,26 @@ class InstantRunner:
         return [7 for row in plan.rows if row.samples]
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """Steady decoding, then a newcomer for everyone who ends."""
     num_steps = 200 if options.quick else 5_000
-    report = Report(
+    result = ExhibitResult(
         f"A step without the model, batch {BATCH}",
         [f"fixed: {BATCH} x {PROMPT_TOKENS} in; turnover: outputs uniform 16 to 64"],
         ("load", "p50 ms", "p99 ms", "max ms", "at most (p50)"),
     )
     for load, outputs in (("decoding", (num_steps + 8,) * 2), ("turnover", (16, 64))):
         times = measure(num_steps, *outputs)
-        report.rows.append(
+        result.rows.append(
             (load, percentile(times, 50), percentile(times, 99), max(times), f"{MOST_MS} ms")
         )
-        report.figures[load] = times
+        result.figures[load] = times
     lines: dict[str, list[tuple[float | str, float]]] = {
         load: [(percent, percentile(times, percent)) for percent in range(101)]
-        for load, times in report.figures.items()
+        for load, times in result.figures.items()
     }
-    report.plot = Plot("lines", "percentile", "ms a step", lines)
-    return report
+    result.plot = Plot("lines", "percentile", "ms a step", lines)
+    return result
 
 
 def measure(num_steps: int, least: int, most: int) -> list[float]:

@@ -16,10 +16,10 @@ import httpx
 
 from bench.counts import BenchError
 from bench.exhibit import Options, present
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.installations import check_record, installation
 from bench.installations import extend as name_installation
 from bench.load import Ask, Target, send
-from bench.report import Plot, Report
 from bench.timing import median_interval
 from bench.workloads import words
 
@@ -27,7 +27,7 @@ WARM_SHARE_MAX = 0.25  # of the cold time
 CONTROL_MOVES_MOST = 0.25
 
 
-async def body(options: Options) -> Report:
+async def body(options: Options) -> ExhibitResult:
     """Run the arms; a first round counts for nothing."""
     rounds, prefix_tokens = (2, 1_000) if options.quick else (options.rounds, 3_000)
     chance = random.Random(options.seed)
@@ -62,10 +62,12 @@ async def ask(
     return reply.timing.ttft_ms
 
 
-def tell(arms: dict[str, list[float]], rounds: int, prefix_tokens: int, options: Options) -> Report:
+def tell(
+    arms: dict[str, list[float]], rounds: int, prefix_tokens: int, options: Options
+) -> ExhibitResult:
     """The table. Raises BenchError for a warm arm that is not warm or a control that moved."""
     medians = {arm: median(times) for arm, times in arms.items()}
-    report = Report(
+    result = ExhibitResult(
         f"Time to first token, {prefix_tokens:,}-token prefix, median of {rounds}",
         [f"fixed: prefix {prefix_tokens}, seed {options.seed}"],
         ("arm", "ms", "95 % interval", "x cold"),
@@ -73,16 +75,16 @@ def tell(arms: dict[str, list[float]], rounds: int, prefix_tokens: int, options:
     for arm, times in arms.items():
         low, high = median_interval(times)
         interval = f"{low:,.0f} to {high:,.0f}"
-        report.rows.append((arm, medians[arm], interval, medians[arm] / medians["cold"]))
+        result.rows.append((arm, medians[arm], interval, medians[arm] / medians["cold"]))
     if not options.quick:
         if medians["warm"] > WARM_SHARE_MAX * medians["cold"]:
             raise BenchError("the warm arm took more than a quarter of the cold one")
         if abs(medians["control"] / medians["cold"] - 1) > CONTROL_MOVES_MOST:
             raise BenchError(f"the control moved: {medians}")
-    report.figures = dict(arms)
+    result.figures = dict(arms)
     points: list[tuple[float | str, float]] = list(medians.items())
-    report.plot = Plot("bars", "", "time to first token, ms", {"p50": points})
-    return report
+    result.plot = Plot("bars", "", "time to first token, ms", {"p50": points})
+    return result
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
