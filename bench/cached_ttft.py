@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from bench.counts import BenchError
-from bench.engines import Answer, Engine, request, warm_up
+from bench.engines import Engine, EngineReply, request, warm_up
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import median_interval, percentile
@@ -52,9 +52,9 @@ async def measure_pool(
             prefix = token_ids(chance, length)
             for arm in arms:
                 other = token_ids(chance, length) if arm == "control" else prefix
-                answer = await ask(engine, other, arm, chance)
+                reply = await ask(engine, other, arm, chance)
                 if number > 0:
-                    times[length, arm].append(answer.timing.ttft_ms)
+                    times[length, arm].append(reply.timing.ttft_ms)
             await engine.client.unpin(namespaces=[b"bench"])
 
 
@@ -74,19 +74,19 @@ async def measure_disk(
     for task in tasks:
         for arm in chance.sample(["disk", "disk control"], 2):
             prefix = prefixes[task] if arm == "disk" else token_ids(chance, task[0])
-            answer = await ask(engine, prefix, arm, chance)
+            reply = await ask(engine, prefix, arm, chance)
             if task not in uncounted:
-                times[task[0], arm].append(answer.timing.ttft_ms)
+                times[task[0], arm].append(reply.timing.ttft_ms)
 
 
 async def ask(
     engine: Engine, prefix: bytes, arm: str, chance: random.Random, *, persist: bool = False
-) -> Answer:
+) -> EngineReply:
     """One request of an arm, whose record must say what the arm claims."""
     length = len(prefix) // 4
     reads = arm in ("device", "disk")
     mark = Breakpoint(length, TTL_MS, write=not reads, persist=persist)
-    answer = await engine.ask(
+    reply = await engine.ask(
         request(
             prefix + token_ids(chance, SUFFIX_TOKENS),
             1,
@@ -94,12 +94,12 @@ async def ask(
             breakpoints=() if "control" in arm else (mark,),
         )
     )
-    facts = answer.facts
+    facts = reply.served_record
     expected = {arm: length} if reads else {}
     refused = [grant.reason for grant in facts.grants if grant.outcome == "refused"]
     if facts.reads_by_tier != expected or refused:
         raise BenchError(f"{arm} of {length}: read {facts.reads_by_tier}, refused {refused}")
-    return answer
+    return reply
 
 
 async def saved(engine: Engine) -> None:

@@ -88,8 +88,8 @@ async def measure(engine: Engine, num_requests: int, salt: str) -> dict[str, Any
     chance = random.Random(f"overhead:{salt}")
     prompts = [token_ids(chance, PROMPT_TOKENS) for _ in range(num_requests)]
     start_s, start_cpu = perf_counter(), process_cpu_seconds(engine.pid)
-    answers = await ask_all(engine, (request(prompt, OUTPUT_TOKENS) for prompt in prompts))
-    if any(a.facts.tokens_computed != PROMPT_TOKENS for a in answers):
+    replies = await ask_all(engine, (request(prompt, OUTPUT_TOKENS) for prompt in prompts))
+    if any(r.served_record.tokens_computed != PROMPT_TOKENS for r in replies):
         raise BenchError("a prompt that nobody had seen was reused")
     return {
         "wall": perf_counter() - start_s,

@@ -38,7 +38,7 @@ _numbers = count()
 
 
 @dataclass(slots=True)
-class Answer:
+class EngineReply:
     """What came back: `record` is None if the request was rejected, and `refusal` says why."""
 
     timing: Timing
@@ -47,7 +47,7 @@ class Answer:
     refusal: str | None = None
 
     @property
-    def facts(self) -> EngineRecord:
+    def served_record(self) -> EngineRecord:
         """The record of a request that must have been admitted."""
         if self.record is None:
             raise BenchError(f"a request was not served: {self.refusal}")
@@ -117,48 +117,50 @@ class Engine:
         if self._folder is not None:
             self._folder.cleanup()
 
-    async def ask(self, request: GenerateRequest, *, stop_at: int | None = None) -> Answer:
+    async def ask(self, request: GenerateRequest, *, stop_at: int | None = None) -> EngineReply:
         """One request, timed and checked against its record; ended by the client at `stop_at`."""
-        answer = Answer(Timing(perf_counter()))
+        reply = EngineReply(Timing(perf_counter()))
         try:
             async with asyncio.timeout(HANG_SECONDS):
-                await self._follow(request, answer, stop_at)
+                await self._follow(request, reply, stop_at)
         except TimeoutError:
             raise BenchError(f"{request.request_id} hangs") from None
         except EngineLost as error:
             code = self._process.poll() if self._process else None
             raise BenchError(f"{error} (exit code {code}): {self.log()}") from error
-        timing = answer.timing
-        if answer.record is not None:
+        timing = reply.timing
+        if reply.record is not None:
             check_counts(
-                answer.record,
+                reply.record,
                 prompt_tokens=request.num_prompt_tokens,
                 seen_tokens=len(timing.arrivals_s),
             )
-            timing.output_tokens = answer.record.output_tokens
+            timing.output_tokens = reply.record.output_tokens
             del timing.arrivals_s[timing.output_tokens :]
-        return answer
+        return reply
 
     def log(self) -> str:
         """The end of what it has said."""
         log = (self.folder / "log").read_text(encoding="utf-8", errors="replace")
         return log[-1_000:]
 
-    async def _follow(self, request: GenerateRequest, answer: Answer, stop_at: int | None) -> None:
-        arrivals = answer.timing.arrivals_s
+    async def _follow(
+        self, request: GenerateRequest, reply: EngineReply, stop_at: int | None
+    ) -> None:
+        arrivals = reply.timing.arrivals_s
         generation = self.client.generate(request)
         async for event in generation:
             match event:
                 case Admitted():
-                    answer.admitted_s = perf_counter()
+                    reply.admitted_s = perf_counter()
                 case Tokens(_, ids):
                     arrivals += [perf_counter()] * len(ids)
                     if stop_at is not None and len(arrivals) == stop_at:
                         generation.finish(stop_at)
                 case Finished(record=record, message=message):
-                    answer.record, answer.refusal = record, message
+                    reply.record, reply.refusal = record, message
                 case Rejected(message=message):
-                    answer.refusal = message
+                    reply.refusal = message
 
     def _launch(self) -> subprocess.Popen[bytes]:
         folder = self.folder
@@ -201,7 +203,7 @@ def request(prompt: bytes, max_tokens: int, **fields: Any) -> GenerateRequest:
 
 async def ask_all(
     engine: Engine, requests: Iterable[GenerateRequest], stops: Iterable[int | None] | None = None
-) -> list[Answer]:
+) -> list[EngineReply]:
     """All at once, as a queue that is never short of work."""
     requests = list(requests)
     stops = [None] * len(requests) if stops is None else list(stops)
@@ -216,7 +218,7 @@ async def ask_at_rate(
     num_requests: int,
     rate_per_second: float,
     chance: random.Random,
-) -> list[Answer]:
+) -> list[EngineReply]:
     """Open loop: requests leave at Poisson moments, whatever has been answered by then."""
     async with asyncio.TaskGroup() as group:
         tasks = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.counts import BenchError
 from bench.exhibit_result import ExhibitResult
-from bench.machine import Foreign, describe
+from bench.machine import ForeignLoad, describe
 from bench.publishing import publish
 
 DEFAULT_MODEL = Path(__file__).parents[1] / "var/models/smollm2-135m-instruct"
@@ -38,7 +38,7 @@ def present(
     if extend is not None:
         extend(parser)
     options = parser.parse_args(arguments)
-    foreign = Foreign()
+    foreign = ForeignLoad()
     try:
         result = asyncio.run(run(body, options))
     except* BenchError as group:

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from bench.counts import BenchError
-from bench.engines import Answer, Engine, ask_all, request, warm_up
+from bench.engines import Engine, EngineReply, ask_all, request, warm_up
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile
@@ -57,17 +57,17 @@ async def measure(engine: Engine, num_prompts: int, prefix_tokens: int) -> dict[
     prefix = token_ids(chance, prefix_tokens)
     mark = Breakpoint(prefix_tokens, TTL_MS, write=True)
     start_s = perf_counter()
-    answers: list[Answer] = await ask_all(
+    replies: list[EngineReply] = await ask_all(
         engine,
         (
             request(prefix + token_ids(chance, SUFFIX_TOKENS), OUTPUT_TOKENS, breakpoints=(mark,))
             for _ in range(num_prompts)
         ),
     )
-    ttfts = [a.timing.ttft_ms for a in answers]
+    ttfts = [r.timing.ttft_ms for r in replies]
     return {
-        "computed": sum(a.facts.tokens_computed for a in answers),
-        "created": sum(g.outcome == "granted" for a in answers for g in a.facts.grants),
+        "computed": sum(r.served_record.tokens_computed for r in replies),
+        "created": sum(g.outcome == "granted" for r in replies for g in r.served_record.grants),
         "ttft_p50_ms": percentile(ttfts, 50),
         "ttft_p99_ms": percentile(ttfts, 99),
         "seconds": perf_counter() - start_s,

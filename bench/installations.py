@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
+from bench.chat_client import ChatReply, Target
 from bench.counts import BenchError, expect
-from bench.load import Reply, Target
 
 VERSION = {"anthropic-version": "2023-06-01"}
 IGNORE_EOS = {"x-kvmeter-ignore-eos": "1"}
@@ -41,14 +41,14 @@ class Installation:
         headers = {"x-api-key": self.api_key, **VERSION, **IGNORE_EOS}
         return Target("kvmeter", self.url, "anthropic", model, headers)
 
-    def check(self, replies: list[Reply]) -> None:
+    def check(self, replies: list[ChatReply]) -> None:
         """Every record has the counts that the client was told. Raises CountsDiffer."""
         with self.client() as client:
             for reply in replies:
                 check_record(client, reply)
 
 
-def check_record(client: httpx.Client, reply: Reply) -> dict[str, Any]:
+def check_record(client: httpx.Client, reply: ChatReply) -> dict[str, Any]:
     """The request's record, once its counts are the client's."""
     path = f"/v1/kvmeter/requests/{reply.request_id}"
     record: dict[str, Any] = client.get(path).raise_for_status().json()

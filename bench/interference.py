@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from bench.counts import BenchError
-from bench.engines import Answer, Engine, request, warm_up
+from bench.engines import Engine, EngineReply, request, warm_up
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile
@@ -58,12 +58,12 @@ async def measure(engine: Engine, long_tokens: int, outputs: int, number: int) -
         await decoded(engine, DECODERS * 8)
         long = group.create_task(engine.ask(request(token_ids(chance, long_tokens), 1)))
     begin, end = long.result().timing.sent_s, long.result().timing.arrivals_s[0]
-    answers = [task.result() for task in decoding]
-    if min(a.timing.arrivals_s[-1] for a in answers) < end:
+    replies = [task.result() for task in decoding]
+    if min(r.timing.arrivals_s[-1] for r in replies) < end:
         raise BenchError("the decodes ended before the long prompt was computed")
     return {
-        "alone": [gap for a in answers for gap in gaps(a, 0.0, begin)],
-        "beside": [gap for a in answers for gap in gaps(a, begin, end)],
+        "alone": [gap for r in replies for gap in gaps(r, 0.0, begin)],
+        "beside": [gap for r in replies for gap in gaps(r, begin, end)],
         "ttft_ms": long.result().timing.ttft_ms,
     }
 
@@ -76,10 +76,10 @@ async def decoded(engine: Engine, num_tokens: int) -> None:
         produced = (await engine.client.stats())["tokens_output_total"]
 
 
-def gaps(answer: Answer, begin_s: float, end_s: float) -> list[float]:
+def gaps(reply: EngineReply, begin_s: float, end_s: float) -> list[float]:
     """Milliseconds of the gaps that overlap a span; a gap counts where it ends or goes on."""
-    arrivals = answer.timing.arrivals_s
-    pairs = zip(arrivals, answer.timing.itls_ms, strict=False)
+    arrivals = reply.timing.arrivals_s
+    pairs = zip(arrivals, reply.timing.itls_ms, strict=False)
     return [gap for start, gap in pairs if start < end_s and start + gap / 1000 > begin_s]
 
 

@@ -10,7 +10,7 @@ import asyncio
 from time import perf_counter
 from typing import Any
 
-from bench.engines import Answer, Engine, ask_all, request, warm_up
+from bench.engines import Engine, EngineReply, ask_all, request, warm_up
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.workloads import Workload, load
@@ -66,7 +66,7 @@ async def measure(engine: Engine, workload: Workload) -> dict[str, Any]:
     await warm_up(engine)
     before, start_s = await engine.client.stats(), perf_counter()
     watch = asyncio.create_task(sample(engine, start_s))
-    answers = await serve(engine, workload)
+    replies = await serve(engine, workload)
     seconds = perf_counter() - start_s
     watch.cancel()
     samples = (await asyncio.gather(watch, return_exceptions=True))[0]
@@ -79,13 +79,13 @@ async def measure(engine: Engine, workload: Workload) -> dict[str, Any]:
     return {
         "waste": 1 - live / reserved,
         "most_running": int(max((running for _, _, running in samples), default=0)),
-        "tok_s": sum(a.facts.output_tokens for a in answers) / seconds,
+        "tok_s": sum(r.served_record.output_tokens for r in replies) / seconds,
         "seconds": seconds,
         "over_time": [(second, waste) for second, waste, _ in samples],
     }
 
 
-async def serve(engine: Engine, workload: Workload) -> list[Answer]:
+async def serve(engine: Engine, workload: Workload) -> list[EngineReply]:
     """Requests that ask for the most and are ended at their length."""
     numbers = range(len(workload.jobs))
     requests = [request(workload.prompt(i), workload.max_tokens) for i in numbers]

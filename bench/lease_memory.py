@@ -82,11 +82,9 @@ async def pin(engine: Engine, num_leases: int) -> None:
 
     async def one() -> None:
         async with gate:
-            answer = await engine.ask(
-                request(token_ids(chance, size), 0, breakpoints=(mark(size),))
-            )
-        if answer.facts.grants[0].outcome != "granted":
-            raise BenchError(f"a lease was {answer.facts.grants[0]}")
+            reply = await engine.ask(request(token_ids(chance, size), 0, breakpoints=(mark(size),)))
+        if reply.served_record.grants[0].outcome != "granted":
+            raise BenchError(f"a lease was {reply.served_record.grants[0]}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(num_leases):

@@ -24,7 +24,7 @@ def describe() -> dict[str, Any]:
     }
 
 
-class Foreign:
+class ForeignLoad:
     """Cores used by processes that are neither this one nor its children, from start to `cores`."""
 
     def __init__(self) -> None:

@@ -104,14 +104,14 @@ def padded(generate: Generate, workload: Workload, salt: str) -> float:
 async def ours(engine: Engine, workload: Workload, salt: str) -> float:
     """All at once."""
     start_s = perf_counter()
-    answers = await ask_all(
+    replies = await ask_all(
         engine,
         (
             request(workload.prompt(i, salt=salt), job.output_tokens)
             for i, job in enumerate(workload.jobs)
         ),
     )
-    return sum(a.facts.output_tokens for a in answers) / (perf_counter() - start_s)
+    return sum(r.served_record.output_tokens for r in replies) / (perf_counter() - start_s)
 
 
 if __name__ == "__main__":

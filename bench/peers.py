@@ -15,12 +15,12 @@ from typing import Any
 
 import httpx
 
+from bench.chat_client import ChatReply, ChatRequest, Target, send, send_all, wall_seconds
 from bench.counts import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.installations import extend as name_installation
 from bench.installations import installation
-from bench.load import Ask, Reply, Target, send, send_all, wall_seconds
 from bench.timing import percentile
 from bench.workloads import load, words
 
@@ -52,10 +52,10 @@ async def body(options: Options) -> ExhibitResult:
     return tell(runs, rounds)
 
 
-async def run(target: Target, salt: str, options: Options) -> tuple[Figures, list[Reply]]:
+async def run(target: Target, salt: str, options: Options) -> tuple[Figures, list[ChatReply]]:
     """The workloads, one after the other."""
     figures: Figures = {}
-    replies: list[Reply] = []
+    replies: list[ChatReply] = []
     for name in options.workloads:
         more, came = await WORKLOADS[name](target, salt, quick=options.quick)
         figures |= more
@@ -63,14 +63,14 @@ async def run(target: Target, salt: str, options: Options) -> tuple[Figures, lis
     return figures, replies
 
 
-async def run_w1(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
+async def run_w1(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[ChatReply]]:
     """Everything at once."""
     w1 = load("w1").first(8, shrink=8) if quick else load("w1")
-    asks = [
-        Ask(w1.text(i, salt=salt), job.output_tokens, system="Answer the question.")
+    requests = [
+        ChatRequest(w1.text(i, salt=salt), job.output_tokens, system="Answer the question.")
         for i, job in enumerate(w1.jobs)
     ]
-    seconds, replies = await wall_seconds(lambda: send_all(target, asks, at_once=len(asks)))
+    seconds, replies = await wall_seconds(lambda: send_all(target, requests, at_once=len(requests)))
     return {
         "W1 tok/s": sum(r.timing.output_tokens for r in replies) / seconds,
         W1_SHORT: w1.output_tokens - sum(r.timing.output_tokens for r in replies),
@@ -79,18 +79,18 @@ async def run_w1(target: Target, salt: str, *, quick: bool) -> tuple[Figures, li
     }, replies
 
 
-async def run_w2(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
+async def run_w2(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[ChatReply]]:
     """Cold, then warm."""
     w2 = load("w2")
     half = 4 if quick else len(w2.jobs) // 2
     prefix = words(random.Random(f"w2 prefix {salt}"), 600 if quick else W2_PREFIX_TOKENS)
-    asks = [
-        Ask(w2.text(i, salt=salt), job.output_tokens, system=prefix, mark=True)
+    requests = [
+        ChatRequest(w2.text(i, salt=salt), job.output_tokens, system=prefix, mark=True)
         for i, job in enumerate(w2.jobs[: 2 * half])
     ]
     figures: Figures = {}
-    replies: list[Reply] = []
-    for arm, part in (("cold", asks[:half]), ("warm", asks[half:])):
+    replies: list[ChatReply] = []
+    for arm, part in (("cold", requests[:half]), ("warm", requests[half:])):
         seconds, came = await wall_seconds(
             lambda part=part: send_all(target, part, at_once=W2_AT_ONCE)  # type: ignore[misc]
         )
@@ -102,11 +102,11 @@ async def run_w2(target: Target, salt: str, *, quick: bool) -> tuple[Figures, li
     return figures, replies
 
 
-async def run_w3(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
+async def run_w3(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[ChatReply]]:
     """One stream: decoding, then a long prompt."""
     w3 = load("w3").first(2, shrink=8) if quick else load("w3")
     decode, prefill = (
-        Ask(w3.text(i, salt=salt), job.output_tokens) for i, job in enumerate(w3.jobs)
+        ChatRequest(w3.text(i, salt=salt), job.output_tokens) for i, job in enumerate(w3.jobs)
     )
     first, second = await send(target, decode), await send(target, prefill)
     return {
@@ -115,7 +115,7 @@ async def run_w3(target: Target, salt: str, *, quick: bool) -> tuple[Figures, li
     }, [first, second]
 
 
-Run = Callable[..., Coroutine[Any, Any, tuple[Figures, list[Reply]]]]
+Run = Callable[..., Coroutine[Any, Any, tuple[Figures, list[ChatReply]]]]
 WORKLOADS: dict[str, Run] = {"w1": run_w1, "w2": run_w2, "w3": run_w3}
 
 

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from bench.counts import BenchError
-from bench.engines import Answer, Engine, ask_at_rate, request, warm_up
+from bench.engines import Engine, EngineReply, ask_at_rate, request, warm_up
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import goodput, percentile
@@ -64,16 +64,16 @@ async def measure(engine: Engine, num_requests: int, rate: float, *, full: bool)
     start_s = perf_counter()
     watch = asyncio.create_task(watch_cap(engine))
     requests = [make(prefixes, number, chance, full=full) for number in range(num_requests)]
-    answers = await ask_at_rate(
+    replies = await ask_at_rate(
         engine, requests.__getitem__, num_requests=num_requests, rate_per_second=rate, chance=chance
     )
     seconds = perf_counter() - start_s
     watch.cancel()
     stats = await engine.client.stats()
-    outcomes = Counter(g.outcome for a in answers if a.record for g in a.record.grants if g.write)
+    outcomes = Counter(g.outcome for r in replies if r.record for g in r.record.grants if g.write)
     if full and outcomes["granted"]:
         raise BenchError(f"{outcomes['granted']} leases were granted above a full cap")
-    return summary(answers, seconds) | {
+    return summary(replies, seconds) | {
         "pinned": int(stats["kv_blocks_pinned"]),
         "cap": info.pin_cap_blocks,
         "granted": outcomes["granted"],
@@ -91,8 +91,8 @@ async def fill(engine: Engine, prefixes: list[bytes], length: int, chance: rando
         head = heads.pop() if heads else b""
         prompt = head + token_ids(chance, blocks * block_size - len(head) // 4)
         mark = Breakpoint(blocks * block_size, TTL_MS, write=True)
-        answer = await engine.ask(request(prompt, 0, breakpoints=(mark,)))
-        if answer.facts.grants[0].outcome == "refused":
+        reply = await engine.ask(request(prompt, 0, breakpoints=(mark,)))
+        if reply.served_record.grants[0].outcome == "refused":
             blocks //= 2
     stats = await engine.client.stats()
     if heads or stats["kv_blocks_pinned"] != engine.info.pin_cap_blocks:
@@ -110,12 +110,12 @@ def make(
     return request(token_ids(chance, PROMPT_TOKENS), OUTPUT_TOKENS, breakpoints=(mark,))
 
 
-def summary(answers: list[Answer], seconds: float) -> dict[str, Any]:
+def summary(replies: list[EngineReply], seconds: float) -> dict[str, Any]:
     """Latencies of those who were served."""
-    served = [a.timing for a in answers if a.record]
+    served = [r.timing for r in replies if r.record]
     ttfts = [timing.ttft_ms for timing in served]
     return {
-        "overloaded": len(answers) - len(served),
+        "overloaded": len(replies) - len(served),
         "ttft_p50_ms": percentile(ttfts, 50),
         "ttft_p99_ms": percentile(ttfts, 99),
         "goodput": goodput(served, seconds=seconds, ttft_ms=TTFT_MS, tpot_ms=TPOT_MS),

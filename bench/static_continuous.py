@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from bench.engines import Answer, Engine, ask_all, request, warm_up
+from bench.engines import Engine, EngineReply, ask_all, request, warm_up
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile
@@ -59,29 +59,29 @@ async def measure(engine: Engine, workload: Workload, batch: int) -> dict[str, A
     await warm_up(engine)
     before = await engine.client.stats()
     jobs = enumerate(workload.jobs)
-    answers = await ask_all(
+    replies = await ask_all(
         engine, (request(workload.prompt(i), job.output_tokens) for i, job in jobs)
     )
     after = await engine.client.stats()
     rows, steps = (after[k] - before[k] for k in ("step_rows_total", "steps_total"))
-    return {**throughput(answers), "occupancy": rows / steps / batch, **latencies(answers)}
+    return {**throughput(replies), "occupancy": rows / steps / batch, **latencies(replies)}
 
 
-def throughput(answers: Sequence[Answer]) -> dict[str, float]:
+def throughput(replies: Sequence[EngineReply]) -> dict[str, float]:
     """Output tokens a second: of the whole run, and until the last request was admitted."""
-    start_s = min(a.timing.sent_s for a in answers)
-    end_s = max(a.timing.arrivals_s[-1] for a in answers)
-    last_s = max(a.admitted_s or 0.0 for a in answers)
-    early = sum(arrival <= last_s for a in answers for arrival in a.timing.arrivals_s)
-    total = sum(a.facts.output_tokens for a in answers)
+    start_s = min(r.timing.sent_s for r in replies)
+    end_s = max(r.timing.arrivals_s[-1] for r in replies)
+    last_s = max(r.admitted_s or 0.0 for r in replies)
+    early = sum(arrival <= last_s for r in replies for arrival in r.timing.arrivals_s)
+    total = sum(r.served_record.output_tokens for r in replies)
     saturated = early / max(1e-9, last_s - start_s)
     return {"tok_s": total / (end_s - start_s), "saturated_tok_s": saturated}
 
 
-def latencies(answers: Sequence[Answer]) -> dict[str, float]:
+def latencies(replies: Sequence[EngineReply]) -> dict[str, float]:
     """TTFT and E2E from t = 0."""
-    ttfts = [a.timing.ttft_ms for a in answers]
-    ends = [a.timing.e2el_ms for a in answers]
+    ttfts = [r.timing.ttft_ms for r in replies]
+    ends = [r.timing.e2el_ms for r in replies]
     return {
         f"{name}_p{percent}_ms": percentile(values, percent)
         for name, values in (("ttft", ttfts), ("e2e", ends))

@@ -1,6 +1,6 @@
 """What a step costs beside the model: scheduler, bookkeeping and journal (full: about 20 s).
 
-The real core and journal around a runner that answers at once: 64 sequences decode, and as many
+The real core and journal around a runner that samples at once: 64 sequences decode, and as many
 again come and go. Everything is on one thread.
 """
 

@@ -33,7 +33,7 @@ FATES = ("aborted", "aborted soon", "aborted at", "finished at", *["left alone"]
 
 
 @dataclass(slots=True)
-class Ask:
+class TrackedRequest:
     """One request as its client sees it."""
 
     request: GenerateRequest
@@ -81,7 +81,7 @@ class Traffic:
         self._patience_seconds = patience_seconds
         self._fickle: EngineClient = connect_engine(engine.url)
         self._lease_ids: deque[str] = deque(maxlen=MOST_LEASES_KNOWN)
-        self._asks: list[Ask] = []  # since the last idle moment
+        self._tracked: list[TrackedRequest] = []  # since the last idle moment
         self.tally = Tally()
 
     async def run(self, seconds: float, *, at_once: int) -> None:
@@ -92,7 +92,7 @@ class Traffic:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._disturb(end_s))
                 for _ in range(at_once):
-                    group.create_task(self._ask_until(end_s))
+                    group.create_task(self._send_until(end_s))
         finally:
             watch.cancel()
             await asyncio.wait([watch])
@@ -101,14 +101,14 @@ class Traffic:
 
     async def check_ended(self) -> None:
         """The journal tells of each request what its client was told, and all in time."""
-        asks, self._asks = self._asks, []
-        records = await self._engine.client.lookup([ask.request.request_id for ask in asks])
-        for ask in asks:
-            request_id = ask.request.request_id
-            if ask.outcome == "link ended":
+        ended, self._tracked = self._tracked, []
+        records = await self._engine.client.lookup([each.request.request_id for each in ended])
+        for tracked in ended:
+            request_id = tracked.request.request_id
+            if tracked.outcome == "link ended":
                 if request_id in records and records[request_id] is None:
                     raise BenchError(f"{request_id} outlives its link")
-            elif records.get(request_id) != ask.record:
+            elif records.get(request_id) != tracked.record:
                 raise BenchError(f"{request_id}: the journal has {records.get(request_id)}")
         tally = self.tally
         if tally.longest_probe_s > MOST_PROBE_SECONDS:
@@ -127,93 +127,97 @@ class Traffic:
         """End the second link."""
         await self._fickle.close()
 
-    async def _ask_until(self, end_s: float) -> None:
+    async def _send_until(self, end_s: float) -> None:
         while perf_counter() < end_s:
-            ask = Ask(self._mix.next(), self._chance.choice(FATES), self._chance.randint(1, 20))
-            self._asks.append(ask)
+            tracked = TrackedRequest(
+                self._mix.next(), self._chance.choice(FATES), self._chance.randint(1, 20)
+            )
+            self._tracked.append(tracked)
             try:
                 async with asyncio.timeout(HANG_SECONDS):
-                    await self._follow(ask)
+                    await self._follow(tracked)
             except TimeoutError:
-                raise BenchError(f"{ask.request.request_id} hangs") from None
+                raise BenchError(f"{tracked.request.request_id} hangs") from None
             except EngineLost:
                 if self._engine.client.info is None:
                     raise BenchError(f"the engine ended: {self._engine.log()}") from None
-            self.tally.outcomes[ask.outcome] += 1
+            self.tally.outcomes[tracked.outcome] += 1
             if self._chance.random() < 0.05:
                 await asyncio.sleep(self._chance.uniform(0, 1))
 
-    async def _follow(self, ask: Ask) -> None:
+    async def _follow(self, tracked: TrackedRequest) -> None:
         """One request to its last event."""
         client = self._engine.client
         if self._chance.random() < 0.2:
             client = self._fickle
             await client.ready(READY_SECONDS)
-        ask.sent_s = perf_counter()
-        generation = client.generate(ask.request)
+        tracked.sent_s = perf_counter()
+        generation = client.generate(tracked.request)
         timers: list[asyncio.TimerHandle] = []
         loop = asyncio.get_running_loop()
 
         def abort_in(most_seconds: float) -> None:
             delay = self._chance.uniform(0, most_seconds)
-            timers.append(loop.call_later(delay, self._abort, ask, generation))
+            timers.append(loop.call_later(delay, self._abort, tracked, generation))
 
-        if ask.fate == "aborted":
+        if tracked.fate == "aborted":
             abort_in(self._patience_seconds)
         try:
             async for event in generation:
-                self._take(ask, event)
-                if ask.fate == "aborted soon" and isinstance(event, Admitted):
+                self._take(tracked, event)
+                if tracked.fate == "aborted soon" and isinstance(event, Admitted):
                     abort_in(self._patience_seconds / 8)
-                elif ask.num_tokens >= ask.ends_at and isinstance(event, Tokens):
-                    self._end_at(ask, generation)
+                elif tracked.num_tokens >= tracked.ends_at and isinstance(event, Tokens):
+                    self._end_at(tracked, generation)
         finally:
             for timer in timers:
                 timer.cancel()
 
-    def _abort(self, ask: Ask, generation: Generation) -> None:
-        if ask.aborted_s is None:
-            ask.aborted_s = perf_counter()
-            self.tally.aborts[ask.state] += 1
+    def _abort(self, tracked: TrackedRequest, generation: Generation) -> None:
+        if tracked.aborted_s is None:
+            tracked.aborted_s = perf_counter()
+            self.tally.aborts[tracked.state] += 1
             generation.abort()
 
-    def _end_at(self, ask: Ask, generation: Generation) -> None:
-        if ask.fate == "aborted at":
-            self._abort(ask, generation)
-        elif ask.fate == "finished at":
-            generation.finish(ask.ends_at)
+    def _end_at(self, tracked: TrackedRequest, generation: Generation) -> None:
+        if tracked.fate == "aborted at":
+            self._abort(tracked, generation)
+        elif tracked.fate == "finished at":
+            generation.finish(tracked.ends_at)
 
-    def _take(self, ask: Ask, event: Event) -> None:
+    def _take(self, tracked: TrackedRequest, event: Event) -> None:
         match event:
             case Admitted():
-                self._note_answer(ask)
-                ask.state = "prefill"
+                self._note_answer(tracked)
+                tracked.state = "prefill"
             case Tokens(_, ids):
-                ask.state = "decode"
-                ask.num_tokens += len(ids)
+                tracked.state = "decode"
+                tracked.num_tokens += len(ids)
             case Finished(record=record, reason=reason):
-                self._take_end(ask, record, reason)
+                self._take_end(tracked, record, reason)
             case Rejected(code=code):
-                self._note_answer(ask)
-                ask.outcome = code
+                self._note_answer(tracked)
+                tracked.outcome = code
 
-    def _note_answer(self, ask: Ask) -> None:
-        waited_s = perf_counter() - ask.sent_s
+    def _note_answer(self, tracked: TrackedRequest) -> None:
+        waited_s = perf_counter() - tracked.sent_s
         self.tally.longest_queue_s = max(self.tally.longest_queue_s, waited_s)
 
-    def _take_end(self, ask: Ask, record: EngineRecord | None, reason: str) -> None:
-        request = ask.request
-        if ask.aborted_s is not None:
-            ended_s = perf_counter() - ask.aborted_s
+    def _take_end(self, tracked: TrackedRequest, record: EngineRecord | None, reason: str) -> None:
+        request = tracked.request
+        if tracked.aborted_s is not None:
+            ended_s = perf_counter() - tracked.aborted_s
             self.tally.longest_abort_s = max(self.tally.longest_abort_s, ended_s)
-        if reason == "error" or (reason == "aborted" and ask.aborted_s is None):
+        if reason == "error" or (reason == "aborted" and tracked.aborted_s is None):
             raise BenchError(f"{request.request_id} ended with {reason}")
-        if (record is None) != (ask.state == "waiting"):
-            raise BenchError(f"{request.request_id} ended in {ask.state} with {record}")
-        ask.outcome, ask.record = reason, record
+        if (record is None) != (tracked.state == "waiting"):
+            raise BenchError(f"{request.request_id} ended in {tracked.state} with {record}")
+        tracked.outcome, tracked.record = reason, record
         if record is None:
             return
-        check_counts(record, prompt_tokens=request.num_prompt_tokens, seen_tokens=ask.num_tokens)
+        check_counts(
+            record, prompt_tokens=request.num_prompt_tokens, seen_tokens=tracked.num_tokens
+        )
         if record.queued_ms >= self._queue_wait_seconds * 1_000:
             raise BenchError(f"{request.request_id} was admitted after {record.queued_ms} ms")
         for grant in record.grants:
@@ -238,7 +242,7 @@ class Traffic:
                 self.tally.num_unpinned += await self._engine.client.unpin(lease_ids=ids)
 
     async def _watch(self) -> None:
-        """Ask for stats all the time: they come between two steps, and the cap always holds."""
+        """Read the stats all the time: they come between two steps, and the cap always holds."""
         cap, tally = self._engine.info.pin_cap_blocks, self.tally
         while True:
             asked_s = perf_counter()

@@ -14,12 +14,12 @@ from statistics import median
 
 import httpx
 
+from bench.chat_client import ChatRequest, Target, send
 from bench.counts import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.installations import check_record, installation
 from bench.installations import extend as name_installation
-from bench.load import Ask, Target, send
 from bench.timing import median_interval
 from bench.workloads import words
 
@@ -50,7 +50,7 @@ async def ask(
     target: Target, client: httpx.Client, prefix: str, question: str, *, expects: str
 ) -> float:
     """Milliseconds to the first piece of text, once the books agree."""
-    reply = await send(target, Ask(question, 8, system=prefix, mark=expects != "plain"))
+    reply = await send(target, ChatRequest(question, 8, system=prefix, mark=expects != "plain"))
     record = check_record(client, reply)
     usage, engine = record["usage"], record["engine"]
     read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]

@@ -80,10 +80,12 @@ def test_an_exhibit_with_bent_counts_fails_and_publishes_nothing(
         client: Any = TellsRecord(replace(TRUE, output_tokens=output_tokens))
         engine.client = client
         try:
-            answer = await engine.ask(request(bytes(40), 2))
+            reply = await engine.ask(request(bytes(40), 2))
         finally:
             await engine.close()
-        return ExhibitResult("sample", ["fixed"], ("tokens",), [(answer.facts.output_tokens,)])
+        return ExhibitResult(
+            "sample", ["fixed"], ("tokens",), [(reply.served_record.output_tokens,)]
+        )
 
     if fails:
         with pytest.raises(SystemExit, match="2 output tokens at the client, 3 in the record"):

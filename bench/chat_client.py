@@ -32,7 +32,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ChatRequest:
     """One conversation: a system text, marked as a cache entry if `mark`, and a user's text."""
 
     user: str
@@ -42,7 +42,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Reply:
+class ChatReply:
     """What came: times, the server's own counts, and the id under which it keeps a record."""
 
     timing: Timing
@@ -51,11 +51,11 @@ class Reply:
     cached_tokens: int = 0
 
 
-async def send(target: Target, ask: Ask) -> Reply:
+async def send(target: Target, request: ChatRequest) -> ChatReply:
     """One streamed request. Raises BenchError for anything but a whole answer."""
     parts = urlsplit(target.url)
-    body = json.dumps(_body(target, ask)).encode()
-    reply = Reply(Timing(perf_counter()))
+    body = json.dumps(_body(target, request)).encode()
+    reply = ChatReply(Timing(perf_counter()))
     async with asyncio.timeout(REQUEST_SECONDS):
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
         try:
@@ -72,38 +72,42 @@ async def send(target: Target, ask: Ask) -> Reply:
     return reply
 
 
-async def send_all(target: Target, asks: Sequence[Ask], *, at_once: int) -> list[Reply]:
+async def send_all(
+    target: Target, requests: Sequence[ChatRequest], *, at_once: int
+) -> list[ChatReply]:
     """Closed loop: `at_once` in flight until all are answered, in order."""
     gate = asyncio.Semaphore(at_once)
 
-    async def one(ask: Ask) -> Reply:
+    async def one(request: ChatRequest) -> ChatReply:
         async with gate:
-            return await send(target, ask)
+            return await send(target, request)
 
-    return await asyncio.gather(*map(one, asks))
+    return await asyncio.gather(*map(one, requests))
 
 
-async def wall_seconds(work: Callable[[], Awaitable[list[Reply]]]) -> tuple[float, list[Reply]]:
+async def wall_seconds(
+    work: Callable[[], Awaitable[list[ChatReply]]],
+) -> tuple[float, list[ChatReply]]:
     """How long it took, and what came."""
     start_s = perf_counter()
     replies = await work()
     return perf_counter() - start_s, replies
 
 
-def _body(target: Target, ask: Ask) -> dict[str, Any]:
+def _body(target: Target, request: ChatRequest) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": target.model,
-        "max_tokens": ask.max_tokens,
+        "max_tokens": request.max_tokens,
         "stream": True,
         "temperature": 0,
     }
-    user = {"role": "user", "content": ask.user}
+    user = {"role": "user", "content": request.user}
     if target.api == "anthropic":
-        if ask.system is not None:
-            marked = {"cache_control": {"type": "ephemeral"}} if ask.mark else {}
-            body["system"] = [{"type": "text", "text": ask.system, **marked}]
+        if request.system is not None:
+            marked = {"cache_control": {"type": "ephemeral"}} if request.mark else {}
+            body["system"] = [{"type": "text", "text": request.system, **marked}]
         return body | {"messages": [user]}
-    system = [] if ask.system is None else [{"role": "system", "content": ask.system}]
+    system = [] if request.system is None else [{"role": "system", "content": request.system}]
     options = {"stream_options": {"include_usage": True}, "ignore_eos": True}
     return body | options | {"messages": [*system, user]}
 
@@ -146,7 +150,7 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             yield line
 
 
-def _take(api: Api, event: dict[str, Any], reply: Reply) -> None:
+def _take(api: Api, event: dict[str, Any], reply: ChatReply) -> None:
     if "error" in event:
         raise BenchError(f"an error in the stream: {event['error']}")
     if api == "anthropic":
@@ -155,7 +159,7 @@ def _take(api: Api, event: dict[str, Any], reply: Reply) -> None:
         _take_openai(event, reply)
 
 
-def _take_anthropic(event: dict[str, Any], reply: Reply) -> None:
+def _take_anthropic(event: dict[str, Any], reply: ChatReply) -> None:
     match event:
         case {"type": "content_block_delta"}:
             reply.timing.arrivals_s.append(perf_counter())
@@ -167,7 +171,7 @@ def _take_anthropic(event: dict[str, Any], reply: Reply) -> None:
             reply.timing.output_tokens = usage["output_tokens"]
 
 
-def _take_openai(event: dict[str, Any], reply: Reply) -> None:
+def _take_openai(event: dict[str, Any], reply: ChatReply) -> None:
     if any(choice.get("delta", {}).get("content") for choice in event.get("choices") or ()):
         reply.timing.arrivals_s.append(perf_counter())
     if usage := event.get("usage"):
