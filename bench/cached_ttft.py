@@ -1,9 +1,10 @@
 """Time to the first token: cold, warm by tier, and a control never seen before (full: 4 min).
 
-Every arm of every prefix length, at least 20 times, shuffled: *cold* writes a fresh prefix,
-*device* reads it from the KV pool, *disk* reads it after a restart of the engine, *control* is a
-fresh prompt, so that a machine that merely warmed up shows. What each arm read is checked in its
-record. If the control moved against cold by more than a quarter, no speed-up is printed.
+Each arm of each prefix length runs at least 20 times, in random order. *cold* writes a fresh
+prefix, *device* reads it from the KV pool, *disk* reads it after a restart of the engine. *control*
+computes a fresh prompt between them: if its time differs from cold's by more than a quarter, the
+machine changed during the run and no speed-up is printed. The engine's record must confirm what
+each arm read.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ Times = defaultdict[tuple[int, str], list[float]]
 
 
 async def body(options: Options) -> ExhibitResult:
-    """First every arm on one engine, then the disk on the next."""
+    """Measure the KV pool on one engine, then the disk after its restart."""
     lengths, rounds = ([256, 1_024], 2) if options.quick else ([256, 1_024, 2_048, 3_072], 20)
     chance = random.Random("cached ttft")
     times: Times = defaultdict(list)
@@ -44,7 +45,7 @@ async def body(options: Options) -> ExhibitResult:
 async def measure_pool(
     engine: Engine, lengths: list[int], rounds: int, chance: random.Random, times: Times
 ) -> None:
-    """Cold, device and control; a round before counts for nothing."""
+    """Measure cold, device and control; the first round is not counted."""
     for number in range(rounds + 1):
         for length in chance.sample(lengths, len(lengths)):
             arms = ["cold", "device"]
@@ -61,7 +62,7 @@ async def measure_pool(
 async def measure_disk(
     engine: Engine, lengths: list[int], rounds: int, chance: random.Random, times: Times
 ) -> None:
-    """Write leases that persist, restart, read each once; controls in between."""
+    """Write persistent leases, restart, and read each once, with controls in between."""
     tasks = list(product(lengths, range(rounds + 1)))
     chance.shuffle(tasks)
     prefixes = {task: token_ids(chance, task[0]) for task in tasks}
@@ -82,7 +83,7 @@ async def measure_disk(
 async def ask(
     engine: Engine, prefix: bytes, arm: str, chance: random.Random, *, persist: bool = False
 ) -> EngineReply:
-    """One request of an arm, whose record must say what the arm claims."""
+    """Send one request of an arm and check in its record what it read."""
     length = len(prefix) // 4
     reads = arm in ("device", "disk")
     mark = Breakpoint(length, TTL_MS, write=not reads, persist=persist)
@@ -103,7 +104,7 @@ async def ask(
 
 
 async def saved(engine: Engine) -> None:
-    """Wait until every lease is on disk; a save that failed would be a reader that computes."""
+    """Wait until every lease is on disk. Raises BenchError if one could not be saved."""
     is_saved = False
     while not is_saved:
         stats = await engine.client.stats()
@@ -114,7 +115,7 @@ async def saved(engine: Engine) -> None:
 
 
 def tell(lengths: list[int], rounds: int, times: Times) -> ExhibitResult:
-    """The table, one line an arm; the speed-up only where the control allows it."""
+    """Return the table, a line an arm, with a speed-up where the control allows it."""
     result = ExhibitResult(
         f"Time to first token by prefix length and tier, {rounds} times each",
         [f"fixed: prefixes of {', '.join(map(str, lengths))}, suffix {SUFFIX_TOKENS}, 1 out"],
@@ -138,7 +139,7 @@ def tell(lengths: list[int], rounds: int, times: Times) -> ExhibitResult:
 
 
 def speed_up(times: Any, length: int, arm: str) -> str:
-    """Cold over warm, unless the arm's control says that the machine changed."""
+    """Return cold time over warm time, or "void" if the arm's control moved."""
     if arm not in ("device", "disk"):
         return ""
     cold = median(times[length, "cold"])

@@ -1,7 +1,7 @@
-"""A small streaming client of chat APIs, Anthropic's or OpenAI's, that leaves others the machine.
+"""A small streaming client of the Anthropic and OpenAI chat APIs that uses little processor time.
 
-Raw HTTP/1.1 over asyncio, one connection a request: parsing is what a client on the same two cores
-takes from the server that it measures.
+Raw HTTP/1.1 over asyncio, one connection a request: a client on the same two cores takes what it
+spends on parsing from the server that it measures.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One conversation: a system text, marked as a cache entry if `mark`, and a user's text."""
+    """A system text, with a `cache_control` marker if `mark`, and a user text."""
 
     user: str
     max_tokens: int
@@ -43,7 +43,7 @@ class ChatRequest:
 
 @dataclass(slots=True)
 class ChatReply:
-    """What came: times, the server's own counts, and the id under which it keeps a record."""
+    """Times at the client, token counts from the server, and the server's request id."""
 
     timing: Timing
     request_id: str = ""
@@ -52,7 +52,7 @@ class ChatReply:
 
 
 async def send(target: Target, request: ChatRequest) -> ChatReply:
-    """One streamed request. Raises BenchError for anything but a whole answer."""
+    """Send one streamed request. Raises BenchError unless the response is complete."""
     parts = urlsplit(target.url)
     body = json.dumps(_body(target, request)).encode()
     reply = ChatReply(Timing(perf_counter()))
@@ -68,14 +68,14 @@ async def send(target: Target, request: ChatRequest) -> ChatReply:
         finally:
             writer.close()
     if not reply.timing.arrivals_s or not reply.timing.output_tokens:
-        raise BenchError(f"{target.name} answered without text or without usage")
+        raise BenchError(f"{target.name} responded without text or without usage")
     return reply
 
 
 async def send_all(
     target: Target, requests: Sequence[ChatRequest], *, at_once: int
 ) -> list[ChatReply]:
-    """Closed loop: `at_once` in flight until all are answered, in order."""
+    """Send all in order, at most `at_once` at a time; return the replies in order."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(request: ChatRequest) -> ChatReply:
@@ -88,7 +88,7 @@ async def send_all(
 async def wall_seconds(
     work: Callable[[], Awaitable[list[ChatReply]]],
 ) -> tuple[float, list[ChatReply]]:
-    """How long it took, and what came."""
+    """Return the wall seconds of the work, and its replies."""
     start_s = perf_counter()
     replies = await work()
     return perf_counter() - start_s, replies
@@ -133,7 +133,7 @@ async def _read_head(reader: asyncio.StreamReader, target: Target) -> dict[str, 
 
 
 async def _chunks(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    """The body, without HTTP's framing."""
+    """Yield the body without the chunked framing of HTTP."""
     if headers.get("transfer-encoding") != "chunked":
         while data := await reader.read(1 << 16):
             yield data

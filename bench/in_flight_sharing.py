@@ -1,8 +1,8 @@
-"""Sixteen identical cold prefixes at once: computed once, created once (full: about 1 min).
+"""Sixteen identical cold prefixes at once are computed once and leased once (full: about 1 min).
 
-Every prompt is the same prefix, marked as a cache write, and a suffix of its own. One leader
-computes the prefix; the others wait for it holding nothing and read it. The same with prefix
-caching off shows what that saves. Any token beyond prefix + suffixes makes the figure void.
+Each prompt is the same prefix, marked as a cache write, and its own suffix. The leader computes the
+prefix; the followers wait for it without holding blocks, then read it. A second arm with prefix
+caching off shows the saving. One computed token beyond prefix and suffixes makes the figure void.
 """
 
 import random
@@ -21,7 +21,7 @@ SUFFIX_TOKENS, OUTPUT_TOKENS, TTL_MS = 16, 8, 300_000
 
 
 async def body(options: Options) -> ExhibitResult:
-    """Once with sharing, once without."""
+    """Measure with sharing and without."""
     num_prompts, prefix_tokens = (6, 512) if options.quick else (16, 2_048)
     result = ExhibitResult(
         f"{num_prompts} identical cold prefixes of {prefix_tokens:,} tokens at once",
@@ -52,7 +52,7 @@ async def body(options: Options) -> ExhibitResult:
 
 
 async def measure(engine: Engine, num_prompts: int, prefix_tokens: int) -> dict[str, Any]:
-    """All prompts in one burst."""
+    """Send all prompts in one burst."""
     chance = random.Random("in flight")
     prefix = token_ids(chance, prefix_tokens)
     mark = Breakpoint(prefix_tokens, TTL_MS, write=True)

@@ -1,8 +1,8 @@
-"""What a long prompt does to those who are decoding, chunked prefill on and off (full: 2 min).
+"""Inter-token latency beside a long prefill, with and without chunking (full: 2 min).
 
-Eight requests decode; once they do, a long prompt arrives. With chunking its prefill takes its
-place in steps beside the decodes; without, one step computes all of it and everyone waits. The gaps
-counted are those of the eight while the long prompt is computed.
+While eight requests decode, a long prompt arrives. With chunking, each step computes a part of it
+beside the decodes; without, one step computes the whole prompt and every decode waits for it. The
+figures are the gaps between tokens of the eight requests while the long prompt is computed.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from bench.timing import percentile
 from bench.workloads import token_ids
 
 DECODERS, SHORT_TOKENS = 8, 32
-STEP_TOKENS = 256  # the budget of a step: a chunk is at most what the decodes leave of it
+STEP_TOKENS = 256  # the budget of a step, shared by decodes and chunk
 
 
 async def body(options: Options) -> ExhibitResult:
-    """One engine with, one without."""
+    """Measure one engine with chunked prefill and one without."""
     long_tokens, outputs, rounds = (1_024, 64, 1) if options.quick else (6_000, 400, 5)
     result = ExhibitResult(
         f"Inter-token latency of {DECODERS} decodes beside a prefill of {long_tokens:,} tokens",
@@ -48,7 +48,7 @@ async def body(options: Options) -> ExhibitResult:
 
 
 async def measure(engine: Engine, long_tokens: int, outputs: int, number: int) -> dict[str, Any]:
-    """Gaps of the decoders before and during one long prefill."""
+    """Return the gaps of the decoding requests before and during one long prefill."""
     chance = random.Random(f"interference:{number}")
     async with asyncio.TaskGroup() as group:
         decoding = [
@@ -69,7 +69,7 @@ async def measure(engine: Engine, long_tokens: int, outputs: int, number: int) -
 
 
 async def decoded(engine: Engine, num_tokens: int) -> None:
-    """Wait until the engine has produced so many more tokens."""
+    """Wait until the engine has produced `num_tokens` more tokens."""
     start = produced = (await engine.client.stats())["tokens_output_total"]
     while produced < start + num_tokens:
         await asyncio.sleep(0.01)
@@ -77,7 +77,7 @@ async def decoded(engine: Engine, num_tokens: int) -> None:
 
 
 def gaps(reply: EngineReply, begin_s: float, end_s: float) -> list[float]:
-    """Milliseconds of the gaps that overlap a span; a gap counts where it ends or goes on."""
+    """Return the gaps, in milliseconds, that overlap a span of time."""
     arrivals = reply.timing.arrivals_s
     pairs = zip(arrivals, reply.timing.itls_ms, strict=False)
     return [gap for start, gap in pairs if start < end_s and start + gap / 1000 > begin_s]

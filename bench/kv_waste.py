@@ -1,9 +1,9 @@
-"""KV memory reserved and not used: contiguous against paged, over time (full: about 15 min).
+"""KV memory reserved but unused, contiguous against paged layout (full: about 15 min).
 
-A client that cannot know its output length asks for the most; contiguous reserves that at
-admission. Each request ends at its drawn length. Both layouts have the same pool, without prefix
-caching, so that a slot is counted once. Waste = 1 - live tokens / reserved slots, averaged over
-steps.
+Clients do not know their output length and send the largest `max_tokens`; the contiguous layout
+reserves that at admission. Each request ends at its drawn length. Both layouts have a pool of the
+same size, without prefix caching, so that each slot is counted once. Waste is 1 - live tokens /
+reserved slots, averaged over steps.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ SAMPLE_SECONDS = 0.25
 
 
 async def body(options: Options) -> ExhibitResult:
-    """Both layouts on every list."""
+    """Measure both layouts on every list of lengths."""
     names = LISTS[:1] if options.quick else LISTS
     lists = [load(name) for name in names]
     if options.quick:
@@ -56,13 +56,13 @@ async def body(options: Options) -> ExhibitResult:
 
 
 def flags(layout: str) -> tuple[str, ...]:
-    """One pool for both layouts."""
+    """Return the flags of a layout; the pool is the same for both."""
     pool = ("--kv-cache-memory", str(POOL_BYTES))
     return ("--kv-layout", layout, "--no-enable-prefix-caching", *pool)
 
 
 async def measure(engine: Engine, workload: Workload) -> dict[str, Any]:
-    """Everything at t = 0; the slots are watched until it is done."""
+    """Send everything at t = 0 and sample the slots until all requests end."""
     await warm_up(engine)
     before, start_s = await engine.client.stats(), perf_counter()
     watch = asyncio.create_task(sample(engine, start_s))
@@ -86,14 +86,14 @@ async def measure(engine: Engine, workload: Workload) -> dict[str, Any]:
 
 
 async def serve(engine: Engine, workload: Workload) -> list[EngineReply]:
-    """Requests that ask for the most and are ended at their length."""
+    """Send requests with the largest `max_tokens`; the client ends each at its drawn length."""
     numbers = range(len(workload.jobs))
     requests = [request(workload.prompt(i), workload.max_tokens) for i in numbers]
     return await ask_all(engine, requests, [job.output_tokens for job in workload.jobs])
 
 
 async def sample(engine: Engine, start_s: float) -> list[tuple[float, float, float]]:
-    """(seconds, waste, requests running) until cancelled."""
+    """Collect (seconds, waste, running requests) until cancelled."""
     samples: list[tuple[float, float, float]] = []
     try:
         while True:

@@ -1,8 +1,8 @@
 """The engine's memory beyond weights and KV with 10,000 live leases (full: about 1 min).
 
-Each lease pins one block of its own. What is left of the process's own memory, once weights and
-pinned blocks are taken off, is Python, torch and the bookkeeping. Mapped files (libraries, the
-weights' file) are shown apart: the kernel may drop their pages at any time.
+Each lease pins one block of its own. The figure is the process's anonymous memory minus weights and
+pinned blocks: Python, torch and the bookkeeping. Mapped files (libraries, the weights file) are a
+line of their own, since the kernel may drop their pages at any time.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 from bench.counts import BenchError
-from bench.engines import Engine, request, warm_up
+from bench.engines import Engine, measure_block_bytes, request, warm_up
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.machine import resident_bytes
@@ -20,13 +20,13 @@ from engine.client import Breakpoint
 TTL_MS = 3_600_000
 MOST_MB = 300
 AT_ONCE = 256
-SPARE_BLOCKS = 1_024  # a whole context and some
+SPARE_BLOCKS = 1_024  # one context, with a margin
 
 
 async def body(options: Options) -> ExhibitResult:
-    """Memory before the leases, and with all of them."""
+    """Measure memory before the leases and with all of them."""
     num_leases = 200 if options.quick else 10_000
-    block_bytes = await measure_block(options)
+    block_bytes = await measure_block_bytes(options.model)
     pool = (num_leases + SPARE_BLOCKS) * block_bytes
     flags = ("--kv-cache-memory", str(pool), "--lease-cap-bytes", str(num_leases * block_bytes))
     async with Engine(options.model, *flags) as engine:
@@ -66,16 +66,8 @@ async def body(options: Options) -> ExhibitResult:
     return result
 
 
-async def measure_block(options: Options, *flags: str) -> int:
-    """Bytes of one KV block, asked of an engine that is not measured."""
-    async with Engine(options.model, *flags) as engine:
-        await engine.ask(request(token_ids(random.Random(0), 16), 0, breakpoints=(mark(16),)))
-        stats = await engine.client.stats()
-        return int(stats["kv_bytes_pinned"] // stats["kv_blocks_pinned"])
-
-
 async def pin(engine: Engine, num_leases: int) -> None:
-    """As many different leases, some hundred at a time."""
+    """Create leases of different prefixes, AT_ONCE requests at a time."""
     chance = random.Random("lease memory")
     size = engine.info.block_size
     gate = asyncio.Semaphore(AT_ONCE)
@@ -92,12 +84,12 @@ async def pin(engine: Engine, num_leases: int) -> None:
 
 
 def mark(tokens: int) -> Breakpoint:
-    """A lease for an hour, in memory only."""
+    """Return a breakpoint that asks for a lease of one hour, in memory only."""
     return Breakpoint(tokens, TTL_MS, write=True)
 
 
 def weights_bytes(options: Options, dtype: str) -> int:
-    """The model's parameters in the engine's number format; the files hold float32."""
+    """Return the bytes of the parameters in the engine's dtype; the files hold float32."""
     folder: Path = options.model
     stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return stored // 2 if dtype == "bfloat16" else stored

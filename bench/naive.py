@@ -1,8 +1,8 @@
 """Naive `transformers` against the paged engine on W1 (full: about 8 min).
 
-Same weights, number format, token ids and output lengths; interleaved rounds. *One at a time* is a
-generate() call a request, over the first 24; *padded batches* are generate() calls of 8 in order of
-arrival, each to its longest output. Only tokens that were asked for count.
+Weights, dtype, token ids and output lengths are the same; rounds are interleaved. *One at a time*
+is one generate() call a request, for the first 24. *Padded batches* are generate() calls of 8
+requests in order of arrival, each run to its longest output. Only requested tokens count.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ AT_LEAST = {"one at a time": 10, "padded batches of 8": 5}
 
 
 async def body(options: Options) -> ExhibitResult:
-    """Every arm once a round."""
+    """Run every arm once a round."""
     workload, rounds = load("w1"), 3
     if options.quick:
         workload, rounds = workload.first(3, shrink=16), 1
@@ -59,7 +59,7 @@ Generate = Callable[[list[bytes], int], int]
 
 
 def load_transformers(options: Options, dtype: str) -> Generate:
-    """A function that generates exactly so many tokens a prompt and returns how many in all."""
+    """Return a function that generates `num_tokens` for each prompt and returns the total."""
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype))
@@ -81,7 +81,7 @@ def load_transformers(options: Options, dtype: str) -> Generate:
 
 
 def alone(generate: Generate, workload: Workload, salt: str) -> float:
-    """One call a request."""
+    """Return output tokens a second with one call a request."""
     jobs = list(enumerate(workload.jobs[:ALONE_JOBS]))
     wanted = sum(job.output_tokens for _, job in jobs)
     start_s = perf_counter()
@@ -92,7 +92,7 @@ def alone(generate: Generate, workload: Workload, salt: str) -> float:
 
 
 def padded(generate: Generate, workload: Workload, salt: str) -> float:
-    """One call a batch, to the longest output in it."""
+    """Return output tokens a second with one call a batch, run to its longest output."""
     start_s = perf_counter()
     for first in range(0, len(workload.jobs), BATCH):
         jobs = workload.jobs[first : first + BATCH]
@@ -102,7 +102,7 @@ def padded(generate: Generate, workload: Workload, salt: str) -> float:
 
 
 async def ours(engine: Engine, workload: Workload, salt: str) -> float:
-    """All at once."""
+    """Return output tokens a second of our engine, with all requests sent at once."""
     start_s = perf_counter()
     replies = await ask_all(
         engine,

@@ -1,10 +1,10 @@
-"""W1, W2 and W3 over HTTP, against kvmeter and peers in turn (full: about 5 min, 3 a peer).
+"""Workloads W1, W2, W3 over HTTP: kvmeter and its peers (full: about 5 min, 3 a peer).
 
     python -m bench.peers --peer vllm=http://127.0.0.1:8000 --peer llama=anthropic+http://…:8081
 
 W1: 64 requests at once. W2: one 3,000-token prefix for 32 requests, four at a time, then the same
-prefix again with other suffixes. W3: a single stream. Rounds are interleaved, A B A B, with texts
-that no server has seen; ratios are of medians. kvmeter's counts are checked in its records.
+prefix with other suffixes. W3: a single stream. Rounds alternate between the servers, each with new
+texts; ratios are of medians. For kvmeter, counts are compared with its records.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from bench.workloads import load, words
 
 W1_SHORT = "W1 output tokens short of those asked for"
 W2_PREFIX_TOKENS, W2_AT_ONCE = 3_000, 4
-FIGURES = {  # name: whether more is better
+FIGURES = {  # name: whether a larger value is better
     "W1 tok/s": True, "W1 TTFT p50 ms": False, "W1 TPOT p50 ms": False,
     "W2 cold TTFT p50 ms": False, "W2 cold total s": False, "W2 warm TTFT p50 ms": False,
     "W2 warm total s": False, "W3 decode tok/s": True, "W3 prefill tok/s": True,
@@ -35,12 +35,12 @@ Figures = dict[str, float]
 
 
 async def body(options: Options) -> ExhibitResult:
-    """Every workload on every target, round by round."""
+    """Run every workload on every target, round by round."""
     rounds = 1 if options.quick else options.rounds
     runs: dict[str, list[Figures]] = {}
     with installation(options) as ours:
         targets = [ours.target(), *map(peer, options.peer)]
-        for number in range(-1, rounds):  # the first counts for nothing
+        for number in range(-1, rounds):  # the first round is not counted
             for target in targets:
                 figures, replies = await run(target, str(number), options)
                 if target.name == "kvmeter":
@@ -53,7 +53,7 @@ async def body(options: Options) -> ExhibitResult:
 
 
 async def run(target: Target, salt: str, options: Options) -> tuple[Figures, list[ChatReply]]:
-    """The workloads, one after the other."""
+    """Run the chosen workloads on a target, one after the other."""
     figures: Figures = {}
     replies: list[ChatReply] = []
     for name in options.workloads:
@@ -64,7 +64,7 @@ async def run(target: Target, salt: str, options: Options) -> tuple[Figures, lis
 
 
 async def run_w1(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[ChatReply]]:
-    """Everything at once."""
+    """Run W1: all requests at once."""
     w1 = load("w1").first(8, shrink=8) if quick else load("w1")
     requests = [
         ChatRequest(w1.text(i, salt=salt), job.output_tokens, system="Answer the question.")
@@ -80,7 +80,7 @@ async def run_w1(target: Target, salt: str, *, quick: bool) -> tuple[Figures, li
 
 
 async def run_w2(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[ChatReply]]:
-    """Cold, then warm."""
+    """Run W2: a shared prefix, cold and then warm."""
     w2 = load("w2")
     half = 4 if quick else len(w2.jobs) // 2
     prefix = words(random.Random(f"w2 prefix {salt}"), 600 if quick else W2_PREFIX_TOKENS)
@@ -103,7 +103,7 @@ async def run_w2(target: Target, salt: str, *, quick: bool) -> tuple[Figures, li
 
 
 async def run_w3(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[ChatReply]]:
-    """One stream: decoding, then a long prompt."""
+    """Run W3: one stream that decodes, then one long prompt."""
     w3 = load("w3").first(2, shrink=8) if quick else load("w3")
     decode, prefill = (
         ChatRequest(w3.text(i, salt=salt), job.output_tokens) for i, job in enumerate(w3.jobs)
@@ -120,7 +120,7 @@ WORKLOADS: dict[str, Run] = {"w1": run_w1, "w2": run_w2, "w3": run_w3}
 
 
 def peer(text: str) -> Target:
-    """NAME=URL or NAME=anthropic+URL; its model is the first that it lists."""
+    """Parse NAME=URL or NAME=anthropic+URL; use the first model that the server lists."""
     name, _, url = text.partition("=")
     api, plus, rest = url.partition("+")
     if not url or (plus and api not in ("anthropic", "openai")):
@@ -134,7 +134,7 @@ def peer(text: str) -> Target:
 
 
 def tell(runs: dict[str, list[Figures]], rounds: int) -> ExhibitResult:
-    """Medians, and kvmeter over each peer; above 1 is better for kvmeter in every row."""
+    """Return medians and ratios; in every row a ratio above 1 favours kvmeter."""
     peers = [name for name in runs if name != "kvmeter"]
     measured = runs["kvmeter"][0].keys()
     workloads = [name for name in WORKLOADS if any(f.startswith(name.upper()) for f in measured)]
@@ -164,7 +164,7 @@ def tell(runs: dict[str, list[Figures]], rounds: int) -> ExhibitResult:
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
-    """The exhibit's own flags."""
+    """Add the exhibit's own flags."""
     name_installation(parser)
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--rounds", type=int, default=3)

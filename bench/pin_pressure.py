@@ -1,9 +1,9 @@
-"""Leases up to the last block of the cap, then open-loop load (full: about 5 min).
+"""Open-loop load while leases fill the pin cap (full: about 5 min).
 
-Two arms with the same Poisson arrivals: no leases, and the cap filled until leases are refused.
-Half of the requests ask for a lease of their own, which the full arm must refuse, the other half
-read a pinned prefix (in the empty arm: compute it). Everyone must be answered, the cap must never
-be exceeded, and the refusals are counted.
+Two arms with the same Poisson arrivals: one without leases, one with the cap filled until leases
+are refused. Half of the requests ask for a new lease, which the full arm must refuse; the other
+half read a pinned prefix, or compute it in the arm without leases. Every request must end, the cap
+must never be exceeded, and refusals are counted.
 """
 
 import argparse
@@ -28,7 +28,7 @@ NUM_LEASES = 12
 
 
 async def body(options: Options) -> ExhibitResult:
-    """The empty arm, then the full one."""
+    """Run the arm without leases, then the full one."""
     num_requests = 12 if options.quick else 120
     result = ExhibitResult(
         f"Pin pressure, {options.rate} requests/s",
@@ -53,7 +53,7 @@ async def body(options: Options) -> ExhibitResult:
 
 
 async def measure(engine: Engine, num_requests: int, rate: float, *, full: bool) -> dict[str, Any]:
-    """One arm."""
+    """Run one arm."""
     chance = random.Random("pin pressure")
     info = engine.info
     most_tokens = info.pin_cap_blocks * info.block_size // NUM_LEASES
@@ -83,7 +83,7 @@ async def measure(engine: Engine, num_requests: int, rate: float, *, full: bool)
 
 
 async def fill(engine: Engine, prefixes: list[bytes], length: int, chance: random.Random) -> None:
-    """Pin a long lease over each prefix, then smaller ones until not a block is left."""
+    """Pin a long lease over each prefix, then smaller ones until the cap is full."""
     block_size = engine.info.block_size
     blocks = max(MARKED_TOKENS, length) // block_size
     heads = list(prefixes)
@@ -102,7 +102,7 @@ async def fill(engine: Engine, prefixes: list[bytes], length: int, chance: rando
 def make(
     prefixes: list[bytes], number: int, chance: random.Random, *, full: bool
 ) -> GenerateRequest:
-    """Odd requests read what is pinned, even ones ask for a lease."""
+    """Return a request: odd numbers read a pinned prefix, even ones ask for a lease."""
     if number % 2:
         prompt = chance.choice(prefixes) + token_ids(chance, PROMPT_TOKENS - MARKED_TOKENS)
         return request(prompt, OUTPUT_TOKENS, read_tokens=MARKED_TOKENS if full else 0)
@@ -111,7 +111,7 @@ def make(
 
 
 def summary(replies: list[EngineReply], seconds: float) -> dict[str, Any]:
-    """Latencies of those who were served."""
+    """Return the latencies of the requests that were served."""
     served = [r.timing for r in replies if r.record]
     ttfts = [timing.ttft_ms for timing in served]
     return {
@@ -123,7 +123,7 @@ def summary(replies: list[EngineReply], seconds: float) -> dict[str, Any]:
 
 
 async def watch_cap(engine: Engine) -> None:
-    """Raise as soon as more is pinned than may be."""
+    """Read the stats until cancelled. Raises BenchError if the pin cap is exceeded."""
     while True:
         pinned = (await engine.client.stats())["kv_blocks_pinned"]
         if pinned > engine.info.pin_cap_blocks:
@@ -132,7 +132,7 @@ async def watch_cap(engine: Engine) -> None:
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
-    """The exhibit's own flags."""
+    """Add the exhibit's own flags."""
     parser.add_argument("--rate", type=float, default=1.0, metavar="REQUESTS_PER_SECOND")
     parser.add_argument("--pool-bytes", type=int, default=400 << 20, metavar="BYTES")
 

@@ -1,4 +1,4 @@
-"""Plots; the only module that needs matplotlib."""
+"""Plots of results as PNG; the only module that needs matplotlib."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from bench.exhibit_result import ExhibitResult, Plot
 
 
 def draw(result: ExhibitResult, facts: dict[str, Any], path: Path) -> None:
-    """Write the result's plot as a PNG, with where and when in its corner."""
+    """Write the result's plot as a PNG, captioned with machine, date and command."""
     plot = result.plot
     assert plot is not None, "nothing to draw"
     figure = Figure(figsize=(8, 4.5), layout="constrained")

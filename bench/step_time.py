@@ -1,7 +1,7 @@
-"""What a step costs beside the model: scheduler, bookkeeping and journal (full: about 20 s).
+"""The cost of a step without the model: scheduler, bookkeeping, journal (full: about 20 s).
 
-The real core and journal around a runner that samples at once: 64 sequences decode, and as many
-again come and go. Everything is on one thread.
+The real core and journal run on one thread with a runner that returns at once. First 64 sequences
+decode; then each one that ends is replaced.
 """
 
 import random
@@ -27,18 +27,18 @@ MOST_MS = 1.0
 
 
 class InstantRunner:
-    """Samples the same token for everyone, at once."""
+    """A runner that samples the same token for every row, without a model."""
 
-    num_rows = 0  # of the last step
+    num_rows = 0  # rows of the last step
 
     def execute(self, plan: Plan) -> list[int]:
-        """One token for each row that samples."""
+        """Return one token for each row that samples."""
         self.num_rows = len(plan.rows)
         return [7 for row in plan.rows if row.samples]
 
 
 async def body(options: Options) -> ExhibitResult:
-    """Steady decoding, then a newcomer for everyone who ends."""
+    """Time steady decoding, then turnover: a new request for each that ends."""
     num_steps = 200 if options.quick else 5_000
     result = ExhibitResult(
         f"A step without the model, batch {BATCH}",
@@ -60,7 +60,7 @@ async def body(options: Options) -> ExhibitResult:
 
 
 def measure(num_steps: int, least: int, most: int) -> list[float]:
-    """Milliseconds of each step with a full batch."""
+    """Return the milliseconds of each step with a full batch."""
     chance = random.Random("step time")
     config = EngineConfig(
         num_blocks=65_536, max_model_len=8_192, vocab_size=49_152, pin_cap_blocks=49_152,

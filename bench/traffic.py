@@ -1,4 +1,4 @@
-"""Requests that end in every way: by themselves, aborted in any state, with their link, refused."""
+"""Load whose requests finish, are aborted in any state, lose their link, or are rejected."""
 
 import asyncio
 import random
@@ -24,23 +24,23 @@ from engine.client import (
 )
 
 SLACK_SECONDS = 1.0
-MOST_PROBE_SECONDS = 30.0  # between two steps, on a machine that others use too
+MOST_PROBE_SECONDS = 30.0  # between two steps, on a shared machine
 PROBE_SECONDS = 0.25
 READY_SECONDS = 60
 MOST_LEASES_KNOWN = 500
-# A fifth is aborted: after some seconds, soon after its admission, at some token.
+# Of 15 requests three are aborted: after some seconds, soon after admission, at some token.
 FATES = ("aborted", "aborted soon", "aborted at", "finished at", *["left alone"] * 11)
 
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """One request as its client sees it."""
+    """A request and what its client has seen of it."""
 
     request: GenerateRequest
     fate: str  # one of FATES
-    ends_at: int  # tokens, where that is its fate
+    ends_at: int  # number of tokens, for the fates that end at one
     sent_s: float = 0.0
-    state: str = "waiting"  # then prefill, then decode
+    state: str = "waiting"  # or prefill, or decode
     num_tokens: int = 0
     aborted_s: float | None = None
     record: EngineRecord | None = None
@@ -49,10 +49,10 @@ class TrackedRequest:
 
 @dataclass(slots=True)
 class Tally:
-    """What happened, over the whole run."""
+    """Counts and longest waits over the whole run."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    aborts: Counter[str] = field(default_factory=Counter)  # by the state that they met
+    aborts: Counter[str] = field(default_factory=Counter)  # by the state of the request
     grants: Counter[str] = field(default_factory=Counter)
     num_relinks: int = 0
     num_unpinned: int = 0
@@ -60,11 +60,11 @@ class Tally:
     longest_queue_s: float = 0.0
     longest_abort_s: float = 0.0
     num_probes: int = 0
-    num_probes_full: int = 0  # nine tenths of the cap or more held
+    num_probes_full: int = 0  # with at least nine tenths of the cap held
 
 
 class Traffic:
-    """Clients of one engine: a link that stays and one that is closed now and then."""
+    """Clients of one engine on two links, one of which is closed now and then."""
 
     def __init__(
         self,
@@ -75,17 +75,17 @@ class Traffic:
         queue_wait_seconds: float,
         patience_seconds: float = 4.0,
     ) -> None:
-        """Open the second link. Who aborts a request does so within `patience_seconds`."""
+        """Open the second link. A timed abort comes within `patience_seconds`."""
         self._engine, self._mix, self._chance = engine, mix, chance
         self._queue_wait_seconds = queue_wait_seconds
         self._patience_seconds = patience_seconds
-        self._fickle: EngineClient = connect_engine(engine.url)
+        self._second_client: EngineClient = connect_engine(engine.url)
         self._lease_ids: deque[str] = deque(maxlen=MOST_LEASES_KNOWN)
         self._tracked: list[TrackedRequest] = []  # since the last idle moment
         self.tally = Tally()
 
     async def run(self, seconds: float, *, at_once: int) -> None:
-        """Closed loop for a while, then to the end of every request."""
+        """Run a closed loop of `at_once` clients, then wait for every request to end."""
         end_s = perf_counter() + seconds
         watch = asyncio.create_task(self._watch())
         try:
@@ -100,7 +100,7 @@ class Traffic:
             raise error
 
     async def check_ended(self) -> None:
-        """The journal tells of each request what its client was told, and all in time."""
+        """Check the journal against what the clients saw, and the waits. Raises BenchError."""
         ended, self._tracked = self._tracked, []
         records = await self._engine.client.lookup([each.request.request_id for each in ended])
         for tracked in ended:
@@ -115,17 +115,17 @@ class Traffic:
             raise BenchError(f"the engine took no step for {tally.longest_probe_s:.1f} s")
         most_s = 2 * tally.longest_probe_s + SLACK_SECONDS
         if tally.longest_queue_s > self._queue_wait_seconds + most_s:
-            raise BenchError(f"a request waited {tally.longest_queue_s:.1f} s for its answer")
+            raise BenchError(f"a request waited {tally.longest_queue_s:.1f} s for admission")
         if tally.longest_abort_s > most_s:
             raise BenchError(f"an abort took {tally.longest_abort_s:.1f} s")
 
     async def unpin_all(self) -> None:
-        """End every lease that there can be."""
+        """Unpin every lease of every tenant."""
         self.tally.num_unpinned += await self._engine.client.unpin(namespaces=NAMESPACES)
 
     async def close(self) -> None:
-        """End the second link."""
-        await self._fickle.close()
+        """Close the second link."""
+        await self._second_client.close()
 
     async def _send_until(self, end_s: float) -> None:
         while perf_counter() < end_s:
@@ -146,10 +146,10 @@ class Traffic:
                 await asyncio.sleep(self._chance.uniform(0, 1))
 
     async def _follow(self, tracked: TrackedRequest) -> None:
-        """One request to its last event."""
+        """Send one request and read its events to the last one."""
         client = self._engine.client
         if self._chance.random() < 0.2:
-            client = self._fickle
+            client = self._second_client
             await client.ready(READY_SECONDS)
         tracked.sent_s = perf_counter()
         generation = client.generate(tracked.request)
@@ -188,7 +188,7 @@ class Traffic:
     def _take(self, tracked: TrackedRequest, event: Event) -> None:
         match event:
             case Admitted():
-                self._note_answer(tracked)
+                self._note_queue_wait(tracked)
                 tracked.state = "prefill"
             case Tokens(_, ids):
                 tracked.state = "decode"
@@ -196,10 +196,10 @@ class Traffic:
             case Finished(record=record, reason=reason):
                 self._take_end(tracked, record, reason)
             case Rejected(code=code):
-                self._note_answer(tracked)
+                self._note_queue_wait(tracked)
                 tracked.outcome = code
 
-    def _note_answer(self, tracked: TrackedRequest) -> None:
+    def _note_queue_wait(self, tracked: TrackedRequest) -> None:
         waited_s = perf_counter() - tracked.sent_s
         self.tally.longest_queue_s = max(self.tally.longest_queue_s, waited_s)
 
@@ -226,13 +226,13 @@ class Traffic:
                 self._lease_ids.append(grant.lease_id)
 
     async def _disturb(self, end_s: float) -> None:
-        """End some leases, and the second link with whatever runs on it."""
+        """Unpin some leases, and close the second link with the requests on it, at random times."""
         while (left_s := end_s - perf_counter()) > 0:
             await asyncio.sleep(min(left_s, self._chance.expovariate(0.25)))
             kind = self._chance.random()
             if kind < 0.1:
-                await self._fickle.close()
-                self._fickle = connect_engine(self._engine.url)
+                await self._second_client.close()
+                self._second_client = connect_engine(self._engine.url)
                 self.tally.num_relinks += 1
             elif kind < 0.2:
                 name = self._chance.choice(NAMESPACES)
@@ -242,7 +242,7 @@ class Traffic:
                 self.tally.num_unpinned += await self._engine.client.unpin(lease_ids=ids)
 
     async def _watch(self) -> None:
-        """Read the stats all the time: they come between two steps, and the cap always holds."""
+        """Read the stats periodically, to time the steps and to check the pin cap."""
         cap, tally = self._engine.info.pin_cap_blocks, self.tally
         while True:
             asked_s = perf_counter()

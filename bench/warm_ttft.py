@@ -1,10 +1,9 @@
-"""How much sooner a customer's first token comes when the prefix is cached (full: 1 min).
+"""Time to first token with and without a cached prefix, over the public API (full: 1 min).
 
-Through the whole of `kvmeter up`, three arms, interleaved: *cold* writes a fresh 3,000-token
-prefix, *warm* reads it with another question, *control* sends a prefix never seen before, so that a
-machine that merely warmed up shows. Every arm's usage and engine record are checked before its time
-counts. The warm arm may take a quarter of the cold one; more would mean that the prefix was
-computed.
+Three interleaved arms, each through a complete `kvmeter up`: *cold* writes a fresh 3,000-token
+prefix, *warm* reads it with another question, and *control* sends a new prefix, to show whether the
+machine changed during the run. A time counts only if usage and engine record agree with its arm.
+The exhibit fails if the warm arm takes more than a quarter of the cold one's time.
 """
 
 import argparse
@@ -28,7 +27,7 @@ CONTROL_MOVES_MOST = 0.25
 
 
 async def body(options: Options) -> ExhibitResult:
-    """Run the arms; a first round counts for nothing."""
+    """Run the arms; the first round is not counted."""
     rounds, prefix_tokens = (2, 1_000) if options.quick else (options.rounds, 3_000)
     chance = random.Random(options.seed)
     arms: dict[str, list[float]] = {"cold": [], "warm": [], "control": []}
@@ -49,7 +48,7 @@ async def body(options: Options) -> ExhibitResult:
 async def ask(
     target: Target, client: httpx.Client, prefix: str, question: str, *, expects: str
 ) -> float:
-    """Milliseconds to the first piece of text, once the books agree."""
+    """Send one request, check its bill, and return its time to first token in milliseconds."""
     reply = await send(target, ChatRequest(question, 8, system=prefix, mark=expects != "plain"))
     record = check_record(client, reply)
     usage, engine = record["usage"], record["engine"]
@@ -65,7 +64,7 @@ async def ask(
 def tell(
     arms: dict[str, list[float]], rounds: int, prefix_tokens: int, options: Options
 ) -> ExhibitResult:
-    """The table. Raises BenchError for a warm arm that is not warm or a control that moved."""
+    """Return the table. Raises BenchError if the warm arm is slow or the control moved."""
     medians = {arm: median(times) for arm, times in arms.items()}
     result = ExhibitResult(
         f"Time to first token, {prefix_tokens:,}-token prefix, median of {rounds}",
@@ -88,7 +87,7 @@ def tell(
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
-    """The exhibit's own flags."""
+    """Add the exhibit's own flags."""
     name_installation(parser)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
