@@ -222,6 +222,42 @@ def test_every_decision_is_in_the_index() -> None:
     ]
 
 
+CASE = re.compile(r"^\| ([MBIL]\d{1,2}|\d\d) \|.*\| (.+) \|$", re.MULTILINE)
+NUMBER = re.compile(r"(?:^test_|_and_)(?:row_)?([mbil]?\d{1,2})(?=_)")
+
+
+def test_the_cases_and_the_tests_name_each_other() -> None:
+    cases = {
+        number: set(re.findall(r"`(test_\w+)`", tests))
+        for path in (ROOT / "docs/cases").glob("*.md")
+        for number, tests in CASE.findall(path.read_text(encoding="utf-8"))
+    }
+    tests = {
+        node.name
+        for path in python_files("tests")
+        for node in functions(path)
+        if node.name.startswith("test_")
+    }
+
+    gone = {f"{case}: {name}" for case, names in cases.items() for name in names - tests}
+    unlisted = {
+        f"{number.upper()}: {name}"
+        for name in tests
+        for number in NUMBER.findall(name)
+        if name not in cases.get(number.upper(), set())
+    }
+
+    mentioned = {
+        number
+        for path in python_files(*PACKAGES, "bench", "tests")
+        for number in re.findall(r"\b[MB]\d\d\b", path.read_text("utf-8"))
+    }
+
+    assert not mentioned - cases.keys(), "docs/cases has no such number"
+    assert not gone, "docs/cases names a test that does not exist"
+    assert not unlisted, "add the test to its line in docs/cases, or name it by what it says"
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     documents += [
