@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("gateway", "engine", "billing", "migrations")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-MOST_LINES, MOST_TEST_LINES, MOST_FUNCTION_LINES = 300, 500, 60
+# Far above the usual file: a limit is for the file that was never split, not a target.
+MOST_LINES, MOST_TEST_LINES, MOST_FUNCTION_LINES = 400, 600, 60
 
 
 def python_files(*folders: str) -> list[Path]:
