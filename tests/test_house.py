@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -199,6 +199,37 @@ def test_every_module_is_used() -> None:
     ]
 
     assert not dead, "remove the file, or use it"
+
+
+def test_no_import_runs_in_a_circle() -> None:
+    """Also those that run late, inside a function or by name."""
+    trees = {
+        module_name(path): ast.parse(path.read_text("utf-8"))
+        for path in python_files(*PACKAGES, "bench")
+    }
+    imports = {
+        name: {other for node in ast.walk(tree) for other in modules_of(node, trees)} - {name}
+        for name, tree in trees.items()
+    }
+    while leaves := {name for name, others in imports.items() if not others}:
+        imports = {name: others - leaves for name, others in imports.items() if name not in leaves}
+
+    assert not imports, "these import each other, or what does: move what both need below"
+
+
+def modules_of(node: ast.AST, modules: Collection[str]) -> list[str]:
+    """The modules that a statement imports, the narrowest name of each."""
+    match node:
+        case ast.ImportFrom(module=str(module)):
+            names = [f"{module}.{alias.name}" for alias in node.names]
+            return [name if name in modules else module for name in names if module in modules]
+        case ast.Import():
+            return [alias.name for alias in node.names if alias.name in modules]
+        case ast.Call(
+            func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]
+        ):
+            return [name] if name in modules else []
+    return []
 
 
 def module_name(path: Path) -> str:
