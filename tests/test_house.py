@@ -214,7 +214,9 @@ def test_no_import_runs_in_a_circle() -> None:
     while leaves := {name for name, others in imports.items() if not others}:
         imports = {name: others - leaves for name, others in imports.items() if name not in leaves}
 
-    assert not imports, "these import each other, or what does: move what both need below"
+    assert not imports, (
+        "these modules import each other, or one that does: move what both need below them"
+    )
 
 
 def modules_of(node: ast.AST, modules: Collection[str]) -> list[str]:
@@ -303,3 +305,47 @@ def test_links_between_documents_lead_somewhere() -> None:
     ]
 
     assert not broken
+
+
+FILE = re.compile(r"(?<![\w.:<{*/-])(?:\.\./)*((?:[\w.-]+/)*[\w-]+\.(?:py|md|c|h|toml))(?![\w/*-])")
+FOLDER = re.compile(r"(?<![\w.:<{$*/-])((?:[a-z_]+/)+)(?![\w<{.*])")
+PLANNED = "deploy/README.md"  # it names what will come
+
+
+def test_files_named_in_text_exist() -> None:
+    """In documents, docstrings and comments. A bare file name may be in any folder."""
+    files = [path for path in ROOT.iterdir() if path.is_file()]
+    for folder in (*PACKAGES, "bench", "tests", "docs", "deploy"):
+        files += (
+            path for path in (ROOT / folder).rglob("*.*") if path.parent.name != "__pycache__"
+        )
+    names = {f"/{shown(path)}" for path in files}
+    names |= {f"/{parent}/" for path in files for parent in path.relative_to(ROOT).parents}
+
+    gone = [
+        f"{shown(path)}:{number} {name}"
+        for path in files
+        if path.suffix in (".py", ".md", ".c", ".h") and shown(path) != PLANNED
+        for number, line in prose(path)
+        for name in FILE.findall(line) + FOLDER.findall(line)
+        if not any(each.endswith(f"/{name}") for each in names)
+    ]
+
+    assert not gone, "the text names a file or folder that is not there: name the one that is"
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a document, or of a source file's docstrings and comments."""
+    source = path.read_text("utf-8")
+    lines = list(enumerate(source.splitlines(), 1))
+    if path.suffix == ".md":
+        yield from lines
+        return
+    for number, line in lines:
+        if comment := re.search(r"(?:^|\s)(?:#|//) (.*)", line):
+            yield number, comment[1]
+    for node in ast.walk(ast.parse(source if path.suffix == ".py" else "")):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = getattr(node, "lineno", 1)
+            docstring = ast.get_docstring(node, clean=False) or ""
+            yield from ((first, line) for line in docstring.splitlines())
