@@ -15,8 +15,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from bench.counts import BenchError
 from bench.engines import Engine, ask_all, request, warm_up
+from bench.errors import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.machine import process_cpu_seconds

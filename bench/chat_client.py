@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from bench.counts import BenchError
+from bench.errors import BenchError
 from bench.timing import Timing
 
 Api = Literal["anthropic", "openai"]

@@ -1,14 +1,7 @@
 """Compare the client's token counts with the engine's record; a figure needs both to agree."""
 
+from bench.errors import CountsDiffer
 from engine.client import EngineRecord
-
-
-class BenchError(Exception):
-    """A figure would be wrong or misleading; the exhibit ends with exit code 1."""
-
-
-class CountsDiffer(BenchError):
-    """The client and the engine's record disagree about tokens."""
 
 
 def check_counts(record: EngineRecord, *, prompt_tokens: int, seen_tokens: int) -> None:

@@ -13,7 +13,8 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from bench.counts import BenchError, check_counts
+from bench.counts import check_counts
+from bench.errors import BenchError
 from bench.timing import Timing
 from bench.workloads import token_ids
 from engine.client import (

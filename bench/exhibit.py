@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from bench.counts import BenchError
+from bench.errors import BenchError
 from bench.exhibit_result import ExhibitResult
 from bench.machine import ForeignLoad, describe
 from bench.publishing import publish

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from bench.counts import BenchError
 from bench.engines import Engine
+from bench.errors import BenchError
 from bench.machine import resident_bytes
 
 IDLE_SECONDS = 10  # after the last response, until no request is left and all files are written

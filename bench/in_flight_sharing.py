@@ -9,8 +9,8 @@ import random
 from time import perf_counter
 from typing import Any
 
-from bench.counts import BenchError
 from bench.engines import Engine, EngineReply, ask_all, request, warm_up
+from bench.errors import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile

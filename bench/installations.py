@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 
 from bench.chat_client import ChatReply, Target
-from bench.counts import BenchError, expect
+from bench.counts import expect
+from bench.errors import BenchError
 
 VERSION = {"anthropic-version": "2023-06-01"}
 IGNORE_EOS = {"x-kvmeter-ignore-eos": "1"}

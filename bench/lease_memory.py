@@ -9,8 +9,8 @@ import asyncio
 import random
 from pathlib import Path
 
-from bench.counts import BenchError
 from bench.engines import Engine, measure_block_bytes, request, warm_up
+from bench.errors import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.machine import resident_bytes

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from bench.counts import BenchError
 from bench.engines import Engine, ask_all, request, warm_up
+from bench.errors import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.workloads import Workload, load

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from bench.chat_client import ChatReply, ChatRequest, Target, send, send_all, wall_seconds
-from bench.counts import BenchError
+from bench.errors import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.installations import extend as name_installation

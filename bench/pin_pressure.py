@@ -13,8 +13,8 @@ from collections import Counter
 from time import perf_counter
 from typing import Any
 
-from bench.counts import BenchError
 from bench.engines import Engine, EngineReply, ask_at_rate, request, warm_up
+from bench.errors import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import goodput, percentile

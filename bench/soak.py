@@ -18,8 +18,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from time import perf_counter
 
-from bench.counts import BenchError
 from bench.engines import Engine, measure_block_bytes
+from bench.errors import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.flatness import (

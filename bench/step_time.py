@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from time import perf_counter
 
-from bench.counts import BenchError
 from bench.engines import request
+from bench.errors import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile

@@ -6,8 +6,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from bench.counts import BenchError, check_counts
+from bench.counts import check_counts
 from bench.engines import HANG_SECONDS, Engine
+from bench.errors import BenchError
 from bench.mix import NAMESPACES, Mix
 from engine.client import (
     Admitted,

@@ -14,7 +14,7 @@ from statistics import median
 import httpx
 
 from bench.chat_client import ChatRequest, Target, send
-from bench.counts import BenchError
+from bench.errors import BenchError
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult, Plot
 from bench.installations import check_record, installation

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.counts import CountsDiffer, check_counts
+from bench.counts import check_counts
 from bench.engines import Engine, request
+from bench.errors import CountsDiffer
 from bench.exhibit import Options, present
 from bench.exhibit_result import ExhibitResult
 from engine.client import EngineRecord, Event, Finished, GenerateRequest, Tokens

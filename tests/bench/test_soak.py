@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.counts import BenchError
 from bench.engines import Engine
+from bench.errors import BenchError
 from bench.idle import NOTHING, Sample, check_idle, take_sample
 from bench.mix import NAMESPACES, Mix
 from bench.soak import (
