@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -290,6 +291,25 @@ def test_the_cases_and_the_tests_name_each_other() -> None:
     assert not mentioned - cases.keys(), "docs/cases has no such number"
     assert not gone, "docs/cases names a test that does not exist"
     assert not unlisted, "add the test to its line in docs/cases, or name it by what it says"
+
+
+def test_members_named_in_documents_exist() -> None:
+    """`Scheduler.step` in a document is a method or an attribute of a class of ours."""
+    members: dict[str, set[str]] = defaultdict(set)
+    for path in python_files(*PACKAGES, "bench", "tests"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                members[node.name] |= set(re.findall(r"\w+", ast.unparse(node)))
+
+    gone = [
+        f"{shown(path)}:{number} {name}.{member}"
+        for path in [*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / "docs").rglob("*.md")]
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        for name, member in re.findall(r"`([A-Z][a-z]\w*)\.(\w+)", line)
+        if member not in members[name]
+    ]
+
+    assert not gone, "name the class and the member that are there"
 
 
 def test_links_between_documents_lead_somewhere() -> None:
