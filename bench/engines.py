@@ -151,15 +151,15 @@ class Engine:
         self, request: GenerateRequest, reply: EngineReply, stop_at: int | None
     ) -> None:
         arrivals = reply.timing.arrivals_s
-        generation = self.client.generate(request)
-        async for event in generation:
+        stream = self.client.generate(request)
+        async for event in stream:
             match event:
                 case Admitted():
                     reply.admitted_s = perf_counter()
                 case Tokens(_, ids):
                     arrivals += [perf_counter()] * len(ids)
                     if stop_at is not None and len(arrivals) == stop_at:
-                        generation.finish(stop_at)
+                        stream.finish(stop_at)
                 case Finished(record=record, message=message):
                     reply.record, reply.refusal = record, message
                 case Rejected(message=message):

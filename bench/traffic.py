@@ -153,38 +153,38 @@ class Traffic:
             client = self._second_client
             await client.ready(READY_SECONDS)
         tracked.sent_s = perf_counter()
-        generation = client.generate(tracked.request)
+        stream = client.generate(tracked.request)
         timers: list[asyncio.TimerHandle] = []
         loop = asyncio.get_running_loop()
 
         def abort_in(most_seconds: float) -> None:
             delay = self._chance.uniform(0, most_seconds)
-            timers.append(loop.call_later(delay, self._abort, tracked, generation))
+            timers.append(loop.call_later(delay, self._abort, tracked, stream))
 
         if tracked.fate == "aborted":
             abort_in(self._patience_seconds)
         try:
-            async for event in generation:
+            async for event in stream:
                 self._take(tracked, event)
                 if tracked.fate == "aborted soon" and isinstance(event, Admitted):
                     abort_in(self._patience_seconds / 8)
                 elif tracked.num_tokens >= tracked.ends_at and isinstance(event, Tokens):
-                    self._end_at(tracked, generation)
+                    self._end_at(tracked, stream)
         finally:
             for timer in timers:
                 timer.cancel()
 
-    def _abort(self, tracked: TrackedRequest, generation: Generation) -> None:
+    def _abort(self, tracked: TrackedRequest, stream: Generation) -> None:
         if tracked.aborted_s is None:
             tracked.aborted_s = perf_counter()
             self.tally.aborts[tracked.state] += 1
-            generation.abort()
+            stream.abort()
 
-    def _end_at(self, tracked: TrackedRequest, generation: Generation) -> None:
+    def _end_at(self, tracked: TrackedRequest, stream: Generation) -> None:
         if tracked.fate == "aborted at":
-            self._abort(tracked, generation)
+            self._abort(tracked, stream)
         elif tracked.fate == "finished at":
-            generation.finish(tracked.ends_at)
+            stream.finish(tracked.ends_at)
 
     def _take(self, tracked: TrackedRequest, event: Event) -> None:
         match event:
