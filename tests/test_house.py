@@ -1,6 +1,7 @@
 """The house rules that no linter knows. Each failure names the file, the line and the cure."""
 
 import ast
+import builtins
 import re
 import subprocess
 import sys
@@ -369,3 +370,93 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
             first = getattr(node, "lineno", 1)
             docstring = ast.get_docstring(node, clean=False) or ""
             yield from ((first, line) for line in docstring.splitlines())
+
+
+OURS = ("engine", "gateway", "billing", "bench")
+# Named alike because they are alike; and files that are named after their command or resource.
+NAMED_ALIKE = {"__init__.py", "__main__.py", "errors.py", "README.md"}
+NAMED_AFTER_A_RESOURCE = ("gateway/commands/", "gateway/routes/")
+
+
+def test_no_two_files_share_a_name() -> None:
+    places = defaultdict(list)
+    for folder in OURS:
+        for path in sorted((ROOT / folder).rglob("*.*")):
+            place = shown(path)
+            if path.name in NAMED_ALIKE or place.startswith(NAMED_AFTER_A_RESOURCE):
+                continue
+            if path.parent.name != "__pycache__":
+                places[path.name].append(place)
+    twice = [", ".join(paths) for paths in places.values() if len(paths) > 1]
+
+    assert not twice, listed("name each file by what it alone is", twice)
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    places = defaultdict(list)
+    for path, node in classes(*OURS):
+        if not node.name.startswith("_"):
+            places[node.name].append(f"{shown(path)}:{node.lineno}")
+    twice = [f"{name}: {', '.join(paths)}" for name, paths in places.items() if len(paths) > 1]
+
+    assert not twice, listed("name each class by what it alone is", twice)
+
+
+def listed(cure: str, places: list[str]) -> str:
+    return "\n  ".join([cure, *places])
+
+
+def classes(*folders: str) -> Iterator[tuple[Path, ast.ClassDef]]:
+    for path in python_files(*folders):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield path, node
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_exceptions_are_defined_in_errors_py(package: str) -> None:
+    errors = {name for name, each in vars(builtins).items() if is_error(each)}
+    known = {node.name: node for _, node in classes(*OURS)}
+    # As many rounds as the deepest tree: an error is what derives from an error.
+    for _ in range(5):
+        errors |= {
+            name
+            for name, node in known.items()
+            if any(base in errors or base.endswith(("Error", "Exception")) for base in bases(node))
+        }
+
+    astray = [
+        f"{shown(path)}:{node.lineno} {node.name}"
+        for path, node in classes(package)
+        if node.name in errors and shown(path) != f"{package}/errors.py"
+    ]
+
+    assert not astray, listed(f"define it in {package}/errors.py, below its root error", astray)
+
+
+def is_error(each: object) -> bool:
+    return isinstance(each, type) and issubclass(each, BaseException)
+
+
+def bases(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+
+
+RIDDLES = re.compile(
+    r"\b(whoever|whomever|nobody|somebody)\b"
+    r"|\banswers (None|True|False|with|whether|what|how|if|that|at)\b|^(Answers|Says|Tells)\b",
+    re.IGNORECASE,
+)
+
+
+def test_docstrings_are_plain() -> None:
+    puzzling = [
+        f"{shown(path)}:{getattr(node, 'lineno', 1)} {match[0]!r}"
+        for path in python_files(*OURS)
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for match in RIDDLES.finditer(ast.get_docstring(node) or "")
+    ]
+
+    cure = "name the party: a client, a request, the caller; say Return, not answers"
+    assert not puzzling, listed(cure, puzzling)
