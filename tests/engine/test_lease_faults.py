@@ -1,4 +1,4 @@
-"""What broke in other engines around leases and tiers: one test a row of the fault table."""
+"""What broke in other engines around leases and tiers, by its row in docs/cases/engine.md."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Faults that other engines had in public, by their row in the project's list of them.
+"""Faults that other engines had in public, by their row in docs/cases/engine.md.
 
 Row 15, results of an old step applied after preemption, needs asynchronous steps: here a request
 is preempted only while a step is planned, never while one runs, so no result is ever late. Row 31,

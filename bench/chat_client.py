@@ -1,7 +1,7 @@
-"""A small streaming client of chat APIs, Anthropic's or OpenAI's, that leaves others the machine.
+"""A small streaming client of the Anthropic and OpenAI chat APIs that uses little processor time.
 
-Raw HTTP/1.1 over asyncio, one connection a request: parsing is what a client on the same two cores
-takes from the server that it measures.
+Raw HTTP/1.1 over asyncio, one connection a request: a client on the same two cores takes what it
+spends on parsing from the server that it measures.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from bench.counts import BenchError
+from bench.errors import BenchError
 from bench.timing import Timing
 
 Api = Literal["anthropic", "openai"]
@@ -32,8 +32,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One conversation: a system text, marked as a cache entry if `mark`, and a user's text."""
+class ChatRequest:
+    """A system text, with a `cache_control` marker if `mark`, and a user text."""
 
     user: str
     max_tokens: int
@@ -42,8 +42,8 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Reply:
-    """What came: times, the server's own counts, and the id under which it keeps a record."""
+class ChatReply:
+    """Times at the client, token counts from the server, and the server's request id."""
 
     timing: Timing
     request_id: str = ""
@@ -51,11 +51,11 @@ class Reply:
     cached_tokens: int = 0
 
 
-async def send(target: Target, ask: Ask) -> Reply:
-    """One streamed request. Raises BenchError for anything but a whole answer."""
+async def send(target: Target, request: ChatRequest) -> ChatReply:
+    """Send one streamed request. Raises BenchError unless the response is complete."""
     parts = urlsplit(target.url)
-    body = json.dumps(_body(target, ask)).encode()
-    reply = Reply(Timing(perf_counter()))
+    body = json.dumps(_body(target, request)).encode()
+    reply = ChatReply(Timing(perf_counter()))
     async with asyncio.timeout(REQUEST_SECONDS):
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
         try:
@@ -68,42 +68,46 @@ async def send(target: Target, ask: Ask) -> Reply:
         finally:
             writer.close()
     if not reply.timing.arrivals_s or not reply.timing.output_tokens:
-        raise BenchError(f"{target.name} answered without text or without usage")
+        raise BenchError(f"{target.name} responded without text or without usage")
     return reply
 
 
-async def send_all(target: Target, asks: Sequence[Ask], *, at_once: int) -> list[Reply]:
-    """Closed loop: `at_once` in flight until all are answered, in order."""
+async def send_all(
+    target: Target, requests: Sequence[ChatRequest], *, at_once: int
+) -> list[ChatReply]:
+    """Send all in order, at most `at_once` at a time; return the replies in order."""
     gate = asyncio.Semaphore(at_once)
 
-    async def one(ask: Ask) -> Reply:
+    async def one(request: ChatRequest) -> ChatReply:
         async with gate:
-            return await send(target, ask)
+            return await send(target, request)
 
-    return await asyncio.gather(*map(one, asks))
+    return await asyncio.gather(*map(one, requests))
 
 
-async def wall_seconds(work: Callable[[], Awaitable[list[Reply]]]) -> tuple[float, list[Reply]]:
-    """How long it took, and what came."""
+async def wall_seconds(
+    work: Callable[[], Awaitable[list[ChatReply]]],
+) -> tuple[float, list[ChatReply]]:
+    """Return the wall seconds of the work, and its replies."""
     start_s = perf_counter()
     replies = await work()
     return perf_counter() - start_s, replies
 
 
-def _body(target: Target, ask: Ask) -> dict[str, Any]:
+def _body(target: Target, request: ChatRequest) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": target.model,
-        "max_tokens": ask.max_tokens,
+        "max_tokens": request.max_tokens,
         "stream": True,
         "temperature": 0,
     }
-    user = {"role": "user", "content": ask.user}
+    user = {"role": "user", "content": request.user}
     if target.api == "anthropic":
-        if ask.system is not None:
-            marked = {"cache_control": {"type": "ephemeral"}} if ask.mark else {}
-            body["system"] = [{"type": "text", "text": ask.system, **marked}]
+        if request.system is not None:
+            marked = {"cache_control": {"type": "ephemeral"}} if request.mark else {}
+            body["system"] = [{"type": "text", "text": request.system, **marked}]
         return body | {"messages": [user]}
-    system = [] if ask.system is None else [{"role": "system", "content": ask.system}]
+    system = [] if request.system is None else [{"role": "system", "content": request.system}]
     options = {"stream_options": {"include_usage": True}, "ignore_eos": True}
     return body | options | {"messages": [*system, user]}
 
@@ -129,7 +133,7 @@ async def _read_head(reader: asyncio.StreamReader, target: Target) -> dict[str, 
 
 
 async def _chunks(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    """The body, without HTTP's framing."""
+    """Yield the body without the chunked framing of HTTP."""
     if headers.get("transfer-encoding") != "chunked":
         while data := await reader.read(1 << 16):
             yield data
@@ -146,7 +150,7 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             yield line
 
 
-def _take(api: Api, event: dict[str, Any], reply: Reply) -> None:
+def _take(api: Api, event: dict[str, Any], reply: ChatReply) -> None:
     if "error" in event:
         raise BenchError(f"an error in the stream: {event['error']}")
     if api == "anthropic":
@@ -155,7 +159,7 @@ def _take(api: Api, event: dict[str, Any], reply: Reply) -> None:
         _take_openai(event, reply)
 
 
-def _take_anthropic(event: dict[str, Any], reply: Reply) -> None:
+def _take_anthropic(event: dict[str, Any], reply: ChatReply) -> None:
     match event:
         case {"type": "content_block_delta"}:
             reply.timing.arrivals_s.append(perf_counter())
@@ -167,7 +171,7 @@ def _take_anthropic(event: dict[str, Any], reply: Reply) -> None:
             reply.timing.output_tokens = usage["output_tokens"]
 
 
-def _take_openai(event: dict[str, Any], reply: Reply) -> None:
+def _take_openai(event: dict[str, Any], reply: ChatReply) -> None:
     if any(choice.get("delta", {}).get("content") for choice in event.get("choices") or ()):
         reply.timing.arrivals_s.append(perf_counter())
     if usage := event.get("usage"):
