@@ -9,7 +9,7 @@ from typing import Literal
 
 from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
-from engine.lease import Lease, Reservation
+from engine.lease_types import Lease, Reservation
 
 
 class Holdings:

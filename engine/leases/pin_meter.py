@@ -12,7 +12,7 @@ the lease, or found no block to evict, the lease's own would have gone before; u
 from bisect import bisect_left, insort
 
 from engine.blocks.pool import BlockPool
-from engine.lease import Lease
+from engine.lease_types import Lease
 
 
 class PinMeter:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
-from engine.lease import Reservation
+from engine.lease_types import Reservation
 from engine.leases.holdings import Holdings
 
 

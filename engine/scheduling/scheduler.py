@@ -11,12 +11,12 @@ from collections import Counter, deque
 
 from engine.blocks.prefix_index import Match
 from engine.config import EngineConfig
-from engine.scheduling.in_flight import InFlight
+from engine.scheduling.block_tables import BlockTables
+from engine.scheduling.pending_prefixes import PendingPrefixes
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
-from engine.scheduling.tables import BlockTables
 from engine.scheduling.turns import Turns
-from engine.scheduling.waiting import WaitingQueue
+from engine.scheduling.waiting_queue import WaitingQueue
 from engine.tiers.store import LeaseStore
 
 
@@ -31,7 +31,7 @@ class Scheduler:
         self.index = self.tables.index
         self.pool = self.tables.pool
         self.leases = self.tables.leases
-        self.in_flight = InFlight(config)
+        self.pending_prefixes = PendingPrefixes(config)
         self.waiting = WaitingQueue()
         # In the order of first admission; whoever is preempted comes after all who run.
         self.running: list[Sequence] = []
@@ -67,8 +67,8 @@ class Scheduler:
         committed = []
         for sequence, num_new in step.scheduled:
             committed += [(sequence, n) for n in self.tables.commit(sequence, num_new)]
-            if sequence in self.in_flight:
-                self.in_flight.advance(sequence)
+            if sequence in self.pending_prefixes:
+                self.pending_prefixes.advance(sequence)
         return committed
 
     def abandon(self, step: Step) -> None:
@@ -82,7 +82,7 @@ class Scheduler:
             self._full_at = None  # it may have been the next to start
         else:
             self.running.remove(sequence)
-            self.in_flight.leave(sequence)
+            self.pending_prefixes.leave(sequence)
         if sequence.reservation is not None:
             self.leases.cancel(sequence.reservation)
         self.tables.release(sequence)
@@ -110,7 +110,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert what must hold between any two steps."""
         self.tables.check_integrity(self.running)
-        self.in_flight.check_integrity(self.running)
+        self.pending_prefixes.check_integrity(self.running)
         assert not any(sequence.blocks for sequence in self.waiting), "a waiting one holds blocks"
         assert all(s.was_admitted for s in (*self.running, *self.waiting.preempted)), "unanswered"
         assert not any(s.was_admitted for s in self.waiting.newcomers()), "a newcomer was admitted"
@@ -144,7 +144,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Put the youngest running sequence back to the head of the queue, without its blocks."""
         assert self.running.pop() is sequence, "only the youngest is preempted"
-        self.in_flight.leave(sequence)
+        self.pending_prefixes.leave(sequence)
         self.tables.release(sequence)
         sequence.num_preemptions += 1
         self.waiting.preempted.appendleft(sequence)
@@ -233,7 +233,7 @@ class Scheduler:
                 continue
             match = self.tables.match(sequence)
             is_first = sequence.deferral is None
-            if not self.in_flight.defer(sequence, match.tokens, now_ms):
+            if not self.pending_prefixes.defer(sequence, match.tokens, now_ms):
                 return sequence, match
             self.counts["deferrals_total"] += is_first
         return None
@@ -249,7 +249,7 @@ class Scheduler:
             step.restored.append((sequence, match))
         sequence.deferral = None
         self.running.append(sequence)
-        self.in_flight.advance(sequence)
+        self.pending_prefixes.advance(sequence)
 
     def _fit(self, sequence: Sequence, match: Match) -> Match | None:
         """What of the match can be used if the sequence starts now; None: it does not fit."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.blocks.prefix_index import TOKEN_DTYPE, Match, PrefixChain
 from engine.config import EngineConfig
-from engine.lease import Reservation
+from engine.lease_types import Reservation
 from engine.plan import Row
 from engine.protocol import EngineRecord, FinishReason, GenerateRequest, Grant
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.blocks.prefix_index import TOKEN_BYTES
 from engine.errors import LeaseFileCorrupt, LeaseFileForeign
-from engine.lease import StoredPrefix
+from engine.lease_types import StoredPrefix
 
 _MAGIC = b"kvmeter lease 1\n"
 _LENGTHS = struct.Struct("<II")

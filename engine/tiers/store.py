@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.blocks.prefix_index import Prefix, PrefixChain
-from engine.lease import Lease, StoredPrefix, owner_of, stored_prefix
+from engine.lease_types import Lease, StoredPrefix, owner_of, stored_prefix
 from engine.tiers.tier import Costs, Payload, Recovered, Snapshot, Tier
 
 

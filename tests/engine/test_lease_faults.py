@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
 from engine.compute.loading import load_model
 from engine.errors import ModelFileError
-from engine.lease import Lease, owner_of
+from engine.lease_types import Lease, owner_of
 from engine.protocol import Breakpoint, EngineRecord, Finished
 from engine.tiers.store import LeaseStore
 from engine.tiers.tier import Costs

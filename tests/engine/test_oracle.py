@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
-from engine.lease import owner_of
+from engine.lease_types import owner_of
 from engine.protocol import Admitted, Committed, Finished, Rejected, Tokens
 from engine.tiers.store import LeaseStore
 from tests.engine.oracle import Bench, OracleRunner, random_config, random_requests, unpack

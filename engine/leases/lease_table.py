@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterator
 
-from engine.lease import Lease
+from engine.lease_types import Lease
 
 _SPARE_DEADLINES = 64
 

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.scheduling.sequence import Deferral, Sequence
 
 
-class InFlight:
+class PendingPrefixes:
     """The running sequences that still compute blocks of their prompts, by their next block."""
 
     def __init__(self, config: EngineConfig) -> None:

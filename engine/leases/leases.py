@@ -19,18 +19,18 @@ from typing import Any
 from engine.blocks.pool import BlockPool
 from engine.blocks.prefix_index import Match, Prefix, PrefixChain, Restored
 from engine.config import EngineConfig
-from engine.lease import Lease, Reservation, owner_of
+from engine.lease_types import Lease, Reservation, owner_of
 from engine.leases.holdings import Holdings
+from engine.leases.lease_table import LeaseTable
 from engine.leases.pin_meter import PinMeter
 from engine.leases.reservations import Reservations
-from engine.leases.table import LeaseTable
 from engine.protocol import Breakpoint, Grant, LeaseReport, ReportReason
 from engine.tiers.store import LeaseStore
 
 COUNTED = ("expired", "unpinned", "lost", "dropped", "given_up")
 
 
-class LeaseBook:
+class Leases:
     """Every lease and reservation of one engine."""
 
     def __init__(

@@ -10,7 +10,7 @@ from collections import Counter
 from engine.blocks.pool import BlockPool
 from engine.blocks.prefix_index import Match, PrefixIndex
 from engine.config import EngineConfig
-from engine.leases.book import LeaseBook
+from engine.leases.leases import Leases
 from engine.plan import BlockCopy, BlockLoad
 from engine.scheduling.sequence import Sequence
 from engine.tiers.store import LeaseStore
@@ -28,7 +28,7 @@ class BlockTables:
         self._boot_id = boot_id
         self.index = PrefixIndex(config.block_size, enabled=config.enable_prefix_caching)
         self.pool = BlockPool(config.num_blocks, self.index)
-        self.leases = LeaseBook(config, self.pool, store, boot_id=boot_id)
+        self.leases = Leases(config, self.pool, store, boot_id=boot_id)
 
     def match(self, sequence: Sequence) -> Match:
         """What a sequence that is not running could reuse now; changes nothing."""
