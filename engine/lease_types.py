@@ -66,7 +66,7 @@ class Reservation:
 
     blocks           the request's first blocks, pinned: matched at admission or committed since
     num_blocks       all blocks it was granted; those past `blocks` are counted, not pinned
-    tokens           how many tokens of the request are valid in `blocks`
+    num_tokens       how many tokens of the request are valid in `blocks`
     num_outstanding  granted breakpoints still to be committed
     """
 
@@ -74,7 +74,7 @@ class Reservation:
     request_id: str = ""
     blocks: list[int] = field(default_factory=list)
     num_blocks: int = 0
-    tokens: int = 0
+    num_tokens: int = 0
     num_outstanding: int = 0
 
 
@@ -83,7 +83,7 @@ class StoredPrefix:
     """A lease as a tier outside the KV pool knows it: enough to find it, to check it, to make it.
 
     `parent_key` is the key of the prefix's last full block before its end, where a search looks;
-    `tokens` are all of its token ids, packed: a search compares them.
+    `token_ids` are all of its token ids, packed: a search compares them.
     """
 
     lease_id: str
@@ -91,12 +91,12 @@ class StoredPrefix:
     owner: bytes
     key: bytes
     parent_key: bytes
-    tokens: bytes
+    token_ids: bytes
 
     @property
     def num_tokens(self) -> int:
         """The prefix's exact length."""
-        return len(self.tokens) // TOKEN_BYTES
+        return len(self.token_ids) // TOKEN_BYTES
 
 
 def owner_of(namespace: bytes) -> bytes:
@@ -110,7 +110,7 @@ def stored_prefix(lease: Lease, prefix: Prefix) -> StoredPrefix:
     nodes = []
     node: Prefix = prefix
     while node.parent is not None:
-        nodes.append(node.tokens)
+        nodes.append(node.token_ids)
         node = node.parent
     return StoredPrefix(
         lease_id=lease.id,
@@ -118,5 +118,5 @@ def stored_prefix(lease: Lease, prefix: Prefix) -> StoredPrefix:
         owner=lease.owner,
         key=lease.key,
         parent_key=prefix.parent.key,
-        tokens=b"".join(reversed(nodes)),
+        token_ids=b"".join(reversed(nodes)),
     )

@@ -37,7 +37,7 @@ class Prefix:
     """
 
     parent: "Prefix | None"
-    tokens: bytes
+    token_ids: bytes
     key: bytes
 
 
@@ -45,7 +45,7 @@ def is_same_prefix(left: Prefix | None, right: Prefix | None) -> bool:
     """Whether two chains hold the same tokens under the same namespace."""
     # A sequence adopts the nodes that it matched, so chains soon meet in one object.
     while left is not right:
-        if left is None or right is None or left.tokens != right.tokens:
+        if left is None or right is None or left.token_ids != right.token_ids:
             return False
         left, right = left.parent, right.parent
     return True
@@ -55,14 +55,14 @@ class PrefixChain:
     """The prefixes of one growing sequence of tokens, each hashed at most once."""
 
     def __init__(
-        self, namespace: bytes, tokens: np.ndarray, block_size: int, digest: Digest = sha256
+        self, namespace: bytes, token_ids: np.ndarray, block_size: int, digest: Digest = sha256
     ) -> None:
-        """Start a chain over `tokens`, an int32 buffer that its owner fills from the left."""
+        """Start a chain over `token_ids`, an int32 buffer that its owner fills from the left."""
         self.namespace = namespace
         fields = (_ROOT_FIELD, namespace)
         framed = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
         self._full = [Prefix(None, namespace, digest(framed))]
-        self._tokens = tokens
+        self._token_ids = token_ids
         self._block_size = block_size
         self._digest = digest
 
@@ -82,12 +82,12 @@ class PrefixChain:
 
     def packed(self, start: int, stop: int) -> bytes:
         """The token ids at positions start .. stop - 1, packed."""
-        return self._tokens[start:stop].tobytes()
+        return self._token_ids[start:stop].tobytes()
 
     def _extend(self, start: int, stop: int) -> Prefix:
         parent = self._full[start // self._block_size]
-        tokens = self.packed(start, stop)
-        return Prefix(parent, tokens, self._digest(parent.key + tokens))
+        token_ids = self.packed(start, stop)
+        return Prefix(parent, token_ids, self._digest(parent.key + token_ids))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,11 +98,11 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restored:
-    """A stored lease, read back: `tokens` of the match come from it and not from the index."""
+    """A stored lease, read back: `num_tokens` of the match come from it and not from the index."""
 
     payload: Any
     tier: str
-    tokens: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +110,14 @@ class Match:
     """The longest prefix of a sequence that need not be computed.
 
     blocks       to attach as they are, from the sequence's first block on
-    tokens       positions that hold valid KV once the tail is copied, or the rest restored
-    tail_source  block whose first `tokens - len(blocks) * block_size` slots to copy; None: no copy
+    num_tokens   positions that hold valid KV once the tail is copied, or the rest restored
+    tail_source  block whose first slots, up to `num_tokens`, are to be copied; None: no copy
     prefixes     the index's own nodes of the blocks that it added
     restored     what fills the blocks after `blocks`, if another tier does
     """
 
     blocks: list[int]
-    tokens: int
+    num_tokens: int
     tail_source: int | None = None
     prefixes: tuple[Prefix, ...] = ()
     restored: Restored | None = None
@@ -125,10 +125,10 @@ class Match:
     def tokens_by_tier(self) -> dict[str, int]:
         """Where the matched tokens come from."""
         if self.restored is None:
-            return {"device": self.tokens} if self.tokens else {}
-        device = {"device": self.tokens - self.restored.tokens}
-        return (device if self.tokens > self.restored.tokens else {}) | {
-            self.restored.tier: self.restored.tokens
+            return {"device": self.num_tokens} if self.num_tokens else {}
+        device = {"device": self.num_tokens - self.restored.num_tokens}
+        return (device if self.num_tokens > self.restored.num_tokens else {}) | {
+            self.restored.tier: self.restored.num_tokens
         }
 
 
@@ -173,7 +173,7 @@ class PrefixIndex:
             return
         prefix = chain.at(num_tokens)
         own = self._entries_of_block.setdefault(block, [])
-        if any(len(entry.prefix.tokens) == len(prefix.tokens) for entry in own):
+        if any(len(entry.prefix.token_ids) == len(prefix.token_ids) for entry in own):
             return
         entry = _Entry(prefix, block)
         own.append(entry)
@@ -206,7 +206,7 @@ class PrefixIndex:
         """Whether the block has an entry for all of its slots."""
         full_bytes = self._block_size * TOKEN_BYTES
         return any(
-            len(entry.prefix.tokens) == full_bytes
+            len(entry.prefix.token_ids) == full_bytes
             for entry in self._entries_of_block.get(block, ())
         )
 
@@ -219,8 +219,8 @@ class PrefixIndex:
         for block, entries in self._entries_of_block.items():
             assert all(entry.block == block for entry in entries), f"foreign entry: {block}"
 
-    def _find(self, parent: Prefix, tokens: bytes) -> _Entry | None:
-        for entry in self._entries.get((parent.key, tokens), ()):
+    def _find(self, parent: Prefix, token_ids: bytes) -> _Entry | None:
+        for entry in self._entries.get((parent.key, token_ids), ()):
             if is_same_prefix(entry.prefix.parent, parent):
                 return entry
         return None
@@ -237,4 +237,4 @@ class PrefixIndex:
 
 def _slot(prefix: Prefix) -> tuple[bytes, bytes]:
     assert prefix.parent is not None, "a root has no block"
-    return prefix.parent.key, prefix.tokens
+    return prefix.parent.key, prefix.token_ids

@@ -117,22 +117,22 @@ class Leases:
         reservation: Reservation,
         prefix: Prefix,
         *,
-        tokens: int,
+        num_tokens: int,
         table: Sequence[int],
         deadline_ms: int,
         persist: bool = False,
     ) -> str:
-        """Turn the first `tokens` tokens, now computed, into a lease, or refresh it; its id."""
-        self._reservations.advance(reservation, tokens, table)
+        """Turn the first `num_tokens` tokens, now computed, into a lease, or refresh it; its id."""
+        self._reservations.advance(reservation, num_tokens, table)
         if (lease := self._refresh(prefix, deadline_ms=deadline_ms, persist=persist)) is None:
-            blocks = tuple(reservation.blocks[: self._config.blocks_for(tokens)])
+            blocks = tuple(reservation.blocks[: self._config.blocks_for(num_tokens)])
             for block in blocks:
                 self._holdings.pin(reservation.owner, block)
             lease = self._make(
                 request_id=reservation.request_id,
                 owner=reservation.owner,
                 key=prefix.key,
-                num_tokens=tokens,
+                num_tokens=num_tokens,
                 blocks=blocks,
                 deadline_ms=deadline_ms,
                 persist=persist,
@@ -154,13 +154,13 @@ class Leases:
         """
         if not self._config.enable_prefix_caching:
             return match
-        while (key := self._store.find(chain, num_tokens, matched=match.tokens)) is not None:
+        while (key := self._store.find(chain, num_tokens, matched=match.num_tokens)) is not None:
             found = self._store.load(key, num_tokens - 1)
             self._take_copies(key)
             if found is not None:
-                payload, tokens, tier = found
-                restored = Restored(payload, tier=tier, tokens=tokens - match.tokens)
-                return Match(match.blocks, tokens, None, match.prefixes, restored)
+                payload, num_restored, tier = found
+                restored = Restored(payload, tier, num_restored - match.num_tokens)
+                return Match(match.blocks, num_restored, None, match.prefixes, restored)
         return match
 
     def give_up(self, owner: bytes | None = None) -> bool:

@@ -31,7 +31,7 @@ class Reservations:
     def add(
         self,
         reservation: Reservation,
-        tokens: int,
+        num_tokens: int,
         matched: Sequence[int],
         *,
         give_up: Callable[[bytes | None], bool],
@@ -40,7 +40,7 @@ class Reservations:
 
         `give_up` may make room, for one owner or for all; it returns false when it cannot.
         """
-        owner, num_blocks = reservation.owner, self._config.blocks_for(tokens)
+        owner, num_blocks = reservation.owner, self._config.blocks_for(num_tokens)
         existing = matched[reservation.num_blocks : num_blocks]
         while True:
             num_pinned = sum(self._pool.is_pinned(block) for block in existing)
@@ -53,21 +53,21 @@ class Reservations:
         for block in existing:
             self._holdings.pin(owner, block)
         reservation.blocks.extend(existing)
-        reservation.tokens = len(reservation.blocks) * self._config.block_size
+        reservation.num_tokens = len(reservation.blocks) * self._config.block_size
         num_counted = num_blocks - reservation.num_blocks - len(existing)
         self._holdings.count(owner, num_counted)
         reservation.num_blocks = num_blocks
         reservation.num_outstanding += 1
         return None
 
-    def advance(self, reservation: Reservation, tokens: int, table: Sequence[int]) -> None:
-        """Pin the blocks of the request's first `tokens` tokens, which are computed now."""
-        num_blocks = self._config.blocks_for(tokens)
+    def advance(self, reservation: Reservation, num_tokens: int, table: Sequence[int]) -> None:
+        """Pin the blocks of the request's first `num_tokens` tokens, which are computed now."""
+        num_blocks = self._config.blocks_for(num_tokens)
         for block in table[len(reservation.blocks) : num_blocks]:
             self._holdings.count(reservation.owner, -1)
             self._holdings.pin(reservation.owner, block)
             reservation.blocks.append(block)
-        reservation.tokens = max(reservation.tokens, tokens)
+        reservation.num_tokens = max(reservation.num_tokens, num_tokens)
 
     def settle_one(self, reservation: Reservation) -> None:
         """One of its breakpoints is a lease now; after the last one nothing more is held."""
@@ -85,4 +85,4 @@ class Reservations:
         for block in reversed(reservation.blocks):
             self._holdings.unpin(reservation.owner, block, cold=False)
         reservation.blocks.clear()
-        reservation.num_blocks = reservation.tokens = 0
+        reservation.num_blocks = reservation.num_tokens = 0

@@ -38,8 +38,8 @@ class BlockTables:
         # A preempted sequence goes on in the blocks that its reservation kept, so that they stay
         # the first blocks of its table. A kept block that never filled ends what can be matched.
         kept = reservation.blocks
-        if reservation.tokens % self._config.block_size and not self.index.is_full(kept[-1]):
-            return Match(list(kept), reservation.tokens)
+        if reservation.num_tokens % self._config.block_size and not self.index.is_full(kept[-1]):
+            return Match(list(kept), reservation.num_tokens)
         return self.index.match(sequence.chain, sequence.num_tokens, kept)
 
     def fit(self, sequence: Sequence, match: Match, *, room: int) -> Match | None:
@@ -56,7 +56,7 @@ class BlockTables:
 
     def restore(self, sequence: Sequence, match: Match) -> Match:
         """Let a stored lease lengthen the match of a sequence that starts now, if that pays."""
-        if match.tokens % self._config.block_size and match.tail_source is None:
+        if match.num_tokens % self._config.block_size and match.tail_source is None:
             return match  # its last block is kept and half full: only computing goes on in it
         return self.leases.restore(sequence.chain, sequence.num_tokens, match)
 
@@ -64,15 +64,15 @@ class BlockTables:
         """What is to be loaded before the step into the blocks of a sequence just attached."""
         if match.restored is None:
             return None
-        first, stop = len(match.blocks), self._config.blocks_for(match.tokens)
+        first, stop = len(match.blocks), self._config.blocks_for(match.num_tokens)
         blocks = tuple(sequence.blocks[first:stop])
         return BlockLoad(blocks, match.restored.payload, skip=first)
 
     def publish_restored(self, sequence: Sequence, match: Match) -> None:
         """Index the blocks that a stored lease filled, its tail included."""
         size = self._config.block_size
-        for number in range(len(match.blocks), self._config.blocks_for(match.tokens)):
-            end = min(match.tokens, (number + 1) * size)
+        for number in range(len(match.blocks), self._config.blocks_for(match.num_tokens)):
+            end = min(match.num_tokens, (number + 1) * size)
             self.index.publish(sequence.chain, end, sequence.blocks[number])
 
     def attach(self, sequence: Sequence, match: Match) -> BlockCopy | None:
@@ -88,10 +88,10 @@ class BlockTables:
             self.pool.attach(match.tail_source)
         self.extend(sequence)
         sequence.chain.adopt(match.prefixes, len(match.blocks) - len(match.prefixes))
-        sequence.computed = sequence.num_reused = match.tokens
+        sequence.computed = sequence.num_reused = match.num_tokens
         if match.tail_source is None:
             return None
-        num_slots = match.tokens - len(match.blocks) * self._config.block_size
+        num_slots = match.num_tokens - len(match.blocks) * self._config.block_size
         return BlockCopy(match.tail_source, sequence.blocks[len(match.blocks)], num_slots)
 
     def num_missing(self, sequence: Sequence) -> int:
@@ -148,11 +148,11 @@ class BlockTables:
         size = self._config.block_size
         lease_read = size * sum(self.pool.is_pinned(block) for block in match.blocks)
         if match.tail_source is not None and self.pool.is_pinned(match.tail_source):
-            lease_read += match.tokens - size * len(match.blocks)
+            lease_read += match.num_tokens - size * len(match.blocks)
         if match.restored is not None:
-            lease_read += match.restored.tokens
+            lease_read += match.restored.num_tokens
         self._counts["prefix_tokens_queried_total"] += sequence.num_prompt
-        self._counts["prefix_tokens_reused_total"] += match.tokens
+        self._counts["prefix_tokens_reused_total"] += match.num_tokens
         self._counts["prefix_tokens_lease_read_total"] += lease_read
 
     def _answer_breakpoints(self, sequence: Sequence, match: Match) -> None:
@@ -192,7 +192,7 @@ class BlockTables:
             lease_id = self.leases.commit(
                 sequence.reservation,
                 sequence.chain.at(grant.tokens),
-                tokens=grant.tokens,
+                num_tokens=grant.tokens,
                 table=sequence.blocks,
                 deadline_ms=self._deadline_ms(sequence, index),
                 persist=sequence.request.breakpoints[index].persist,

@@ -160,7 +160,7 @@ class Scheduler:
                 break
             self.waiting.preempted.popleft()
             match = self.tables.restore(sequence, match)
-            sequence.tokens_recomputed_preemption += max(0, sequence.computed - match.tokens)
+            sequence.tokens_recomputed_preemption += max(0, sequence.computed - match.num_tokens)
             self._start(sequence, match, step)
 
     # Prompts
@@ -216,7 +216,7 @@ class Scheduler:
         if (fitting := self._fit(sequence, match)) is None:
             step.is_open = False
             return None
-        if self._afford(step, sequence.num_tokens - fitting.tokens) == 0:
+        if self._afford(step, sequence.num_tokens - fitting.num_tokens) == 0:
             return None
         self.waiting.remove(sequence)
         fitting = self.tables.restore(sequence, fitting)
@@ -233,7 +233,7 @@ class Scheduler:
                 continue
             match = self.tables.match(sequence)
             is_first = sequence.deferral is None
-            if not self.pending_prefixes.defer(sequence, match.tokens, now_ms):
+            if not self.pending_prefixes.defer(sequence, match.num_tokens, now_ms):
                 return sequence, match
             self.counts["deferrals_total"] += is_first
         return None

@@ -18,16 +18,16 @@ from engine.protocol import EngineRecord, FinishReason, GenerateRequest, Grant
 
 @dataclass(frozen=True, slots=True)
 class Deferral:
-    """A waiting sequence's wait for the first `tokens` tokens, which a running one will commit."""
+    """The wait of a sequence for the first `num_tokens` tokens, which a running one will commit."""
 
     leader: "Sequence"
-    tokens: int
+    num_tokens: int
     until_ms: int
 
     def is_pending(self) -> bool:
         """Whether the leader runs and has not committed the tokens."""
         # Only who runs has blocks: a leader that ended or was preempted has none.
-        return bool(self.leader.blocks) and self.leader.computed < self.tokens
+        return bool(self.leader.blocks) and self.leader.computed < self.num_tokens
 
 
 class Sequence:
@@ -132,7 +132,7 @@ class Sequence:
 
     def freeze(self, match: Match, *, boot_id: str, now_ms: int) -> None:
         """Fix the facts of the record at first admission, when the matched blocks are attached."""
-        prompt, read, reused = self.num_prompt, self.request.read_tokens, match.tokens
+        prompt, read, reused = self.num_prompt, self.request.read_tokens, match.num_tokens
         self._facts = EngineRecord(
             request_id=self.request_id,
             engine_boot_id=boot_id,

@@ -220,7 +220,7 @@ class LeaseStore:
             return False
         if prefix.owner != owner_of(chain.namespace):
             return False
-        if prefix.tokens != chain.packed(0, prefix.num_tokens):
+        if prefix.token_ids != chain.packed(0, prefix.num_tokens):
             return False
         assert self._costs is not None, "tiers come with costs"
         num_saved = min(prefix.num_tokens, num_tokens - 1) - matched

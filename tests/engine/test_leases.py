@@ -37,7 +37,7 @@ class Book:
         self.leases.commit(
             reservation,
             self.chain.at(tokens),
-            tokens=tokens,
+            num_tokens=tokens,
             table=self.table,
             deadline_ms=deadline_ms,
         )

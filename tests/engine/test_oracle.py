@@ -55,9 +55,9 @@ class Promises:
         tokens = np.array([*unpack(prompt), 0], dtype=TOKEN_DTYPE)
         chain = PrefixChain(namespace, tokens, self.bench.config.block_size)
         match = self.bench.core.scheduler.index.match(chain, len(tokens))
-        stored = self.store.find(chain, len(tokens), matched=match.tokens)
+        stored = self.store.find(chain, len(tokens), matched=match.num_tokens)
         longest = {chain.at(length).key for length in (len(tokens) - 1, len(tokens))}
-        is_whole = match.tokens == len(tokens) - 1 or stored in longest
+        is_whole = match.num_tokens == len(tokens) - 1 or stored in longest
         assert is_whole, f"a live lease is not readable: {match}"
 
 
@@ -189,7 +189,7 @@ class Scenario:
         self.bench.boot()
         self.promises.store = self.store
         stored = [kept[0] for kept in self.tier.kept.values()]
-        kept = {(prefix.owner, prefix.tokens) for prefix in stored}
+        kept = {(prefix.owner, prefix.token_ids) for prefix in stored}
         self.promises.keep_only(kept)
 
     def step(self):
