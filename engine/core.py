@@ -115,7 +115,7 @@ class EngineCore:
         if step.rows:
             events += self._execute(step)
         elif self._live:
-            events += self._relieve()
+            events += self._drop_a_lease_on_stall()
         self._note_reports()
         return events
 
@@ -208,7 +208,7 @@ class EngineCore:
     def _overdue_ms(self, sequence: Sequence) -> int:
         return sequence.submitted_ms + self._config.max_queue_wait_ms
 
-    def _relieve(self) -> list[Event]:
+    def _drop_a_lease_on_stall(self) -> list[Event]:
         """Break a stall: there is work, and the step could do none of it.
 
         The liveness rules exclude it, so a rule is broken; but nobody may hang. Each stalled step
@@ -238,7 +238,7 @@ class EngineCore:
             self.scheduler.abandon(step)
             message = f"The step failed: {type(error).__name__}: {error}"
             return [self._end(s, "error", message=message) for s in step.members()]
-        return [*self._commit(step), *self._hand_out(step, sampled)]
+        return [*self._commit(step), *self._emit(step, sampled)]
 
     def _commit(self, step: Step) -> list[Event]:
         events: list[Event] = []
@@ -247,7 +247,7 @@ class EngineCore:
             events.append(Committed(sequence.request_id, tokens))
         return events
 
-    def _hand_out(self, step: Step, sampled: Items[int]) -> list[Event]:
+    def _emit(self, step: Step, sampled: Items[int]) -> list[Event]:
         """Append the sampled tokens and end the sequences that are complete."""
         events: list[Event] = []
         remaining = iter(sampled)

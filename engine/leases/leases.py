@@ -4,7 +4,7 @@
                          at once, those still to be computed are counted
     commit of a step     commit() pins what the step computed and turns the reservation to a lease
     end of the request   cancel() gives back what was reserved and never committed
-    blocks are short     give_up() unpins a lease that another tier holds whole; it stays granted
+    blocks are short     unpin_spilled() unpins a lease that another tier holds; it stays granted
     deadline, unpin      the lease ends everywhere; its blocks become the next to be evicted
 
 Held = distinct pinned blocks + blocks counted by reservations. It never exceeds the cap, so a
@@ -106,7 +106,7 @@ class Leases:
         if lease is not None:
             return replace(grant, outcome="refreshed", lease_id=lease.id)
         reason = self._reservations.add(
-            reservation, breakpoint_.tokens, matched, give_up=self.give_up
+            reservation, breakpoint_.tokens, matched, unpin_spilled=self.unpin_spilled
         )
         if reason is not None:
             return replace(grant, outcome="refused", reason=reason)
@@ -163,7 +163,7 @@ class Leases:
                 return Match(match.blocks, num_restored, None, match.prefixes, restored)
         return match
 
-    def give_up(self, owner: bytes | None = None) -> bool:
+    def unpin_spilled(self, owner: bytes | None = None) -> bool:
         """Unpin a lease (of one owner) that another tier holds whole; whether there was one."""
         lease = next((each for each in self._spilled if owner in (None, each.owner)), None)
         if lease is not None:
@@ -171,7 +171,7 @@ class Leases:
             self.counts["lease_given_up_total"] += 1
         return lease is not None
 
-    def count_given_up(self) -> int:
+    def count_freed_by_unpinning(self) -> int:
         """Blocks that would be free if every lease that another tier holds whole were given up."""
         pins = Counter(block for lease in self._spilled for block in lease.blocks)
         return sum(self._pool.is_freed_by(num_pins, block) for block, num_pins in pins.items())

@@ -34,11 +34,11 @@ class Reservations:
         num_tokens: int,
         matched: Sequence[int],
         *,
-        give_up: Callable[[bytes | None], bool],
+        unpin_spilled: Callable[[bytes | None], bool],
     ) -> Literal["quota", "capacity"] | None:
         """Hold the blocks of one more breakpoint, those in `matched` at once; or say why not.
 
-        `give_up` may make room, for one owner or for all; it returns false when it cannot.
+        `unpin_spilled` may make room, for one owner or for all; it returns false when it cannot.
         """
         owner, num_blocks = reservation.owner, self._config.blocks_for(num_tokens)
         existing = matched[reservation.num_blocks : num_blocks]
@@ -48,7 +48,7 @@ class Reservations:
             excess = self._holdings.excess(owner, num_new)
             if excess is None:
                 break
-            if not give_up(owner if excess == "quota" else None):
+            if not unpin_spilled(owner if excess == "quota" else None):
                 return excess
         for block in existing:
             self._holdings.pin(owner, block)

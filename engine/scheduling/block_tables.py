@@ -42,17 +42,17 @@ class BlockTables:
             return Match(list(kept), reservation.num_tokens)
         return self.index.match(sequence.chain, sequence.num_tokens, kept)
 
-    def fit(self, sequence: Sequence, match: Match, *, room: int) -> Match | None:
-        """What of the match it can use if `room` free blocks may be taken; None: it must wait."""
-        room -= self.pool.count_free(match.blocks)
+    def fit(self, sequence: Sequence, match: Match, *, num_free: int) -> Match | None:
+        """What of the match it can use if `num_free` blocks may be taken; None: it must wait."""
+        num_free -= self.pool.count_free(match.blocks)
         num_missing = self._num_blocks(sequence) - len(match.blocks)
         if match.tail_source is not None:
-            if num_missing + self.pool.count_free([match.tail_source]) <= room:
+            if num_missing + self.pool.count_free([match.tail_source]) <= num_free:
                 return match
             # The copy's source must not be what keeps a sequence out of the last blocks.
             full_tokens = len(match.blocks) * self._config.block_size
             match = Match(match.blocks, full_tokens, None, match.prefixes)
-        return match if num_missing <= room else None
+        return match if num_missing <= num_free else None
 
     def restore(self, sequence: Sequence, match: Match) -> Match:
         """Let a stored lease lengthen the match of a sequence that starts now, if that pays."""

@@ -37,7 +37,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._turns = Turns(config.max_num_batched_tokens)
         self._batch_left = math.inf  # how many more the batch takes in, when batches are static
-        self._full_at: int | None = None  # the room in which the last one did not fit
+        # Free blocks when the head of the queue last failed to fit; None: it did not fail.
+        self._blocks_free_at_last_refusal: int | None = None
 
     def schedule(self, now_ms: int) -> Step:
         """Plan the next step and move its sequences into their blocks."""
@@ -47,7 +48,7 @@ class Scheduler:
             self._batch_left = self._config.max_num_seqs
         num_preempted = self.counts["preemptions_total"]
         self._serve_decodes(step)
-        if self.counts["preemptions_total"] == num_preempted and self._has_new_room():
+        if self.counts["preemptions_total"] == num_preempted and self._has_more_free_blocks():
             self._resume_preempted(step)
             step.is_open = not self.waiting.preempted
         self._serve_prompts(step, now_ms)
@@ -79,7 +80,7 @@ class Scheduler:
         """Take a sequence out, in whatever state it is, and free all that it holds."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-            self._full_at = None  # it may have been the next to start
+            self._blocks_free_at_last_refusal = None  # it may have been the next to start
         else:
             self.running.remove(sequence)
             self.pending_prefixes.leave(sequence)
@@ -89,7 +90,7 @@ class Scheduler:
 
     def drop_lease(self) -> bool:
         """End the lease with the least time left before its deadline; false when there is none."""
-        self._full_at = None
+        self._blocks_free_at_last_refusal = None
         return self.leases.drop_next()
 
     def count_deferred(self) -> int:
@@ -123,14 +124,14 @@ class Scheduler:
         while position < len(self.running) and step.budget_left > 0:
             sequence = self.running[position]  # whoever is preempted stands behind it
             position += 1
-            if sequence.num_uncomputed == 1 and self._make_room(sequence):
+            if sequence.num_uncomputed == 1 and self._extend_or_preempt(sequence):
                 step.add(sequence, 1)
 
-    def _make_room(self, sequence: Sequence) -> bool:
+    def _extend_or_preempt(self, sequence: Sequence) -> bool:
         """Extend a table to all its tokens; false when the sequence itself was preempted."""
         num_missing = self.tables.num_missing(sequence)
         while self.pool.num_free < num_missing:
-            if self.leases.give_up():
+            if self.leases.unpin_spilled():
                 continue
             self.pool.note_shortage()
             youngest = self.running[-1]
@@ -148,12 +149,12 @@ class Scheduler:
         self.tables.release(sequence)
         sequence.num_preemptions += 1
         self.waiting.preempted.appendleft(sequence)
-        self._full_at = None  # another one is the next to start
+        self._blocks_free_at_last_refusal = None  # another one is the next to start
         self.counts["preemptions_total"] += 1
 
     def _resume_preempted(self, step: Step) -> None:
         """Give the preempted blocks again, in order, before anybody new gets some."""
-        while self.waiting.preempted and step.budget_left > 0 and self._has_seat():
+        while self.waiting.preempted and step.budget_left > 0 and self._has_running_slot():
             sequence = self.waiting.preempted[0]
             match = self._fit(sequence, self.tables.match(sequence))
             if match is None:
@@ -209,7 +210,7 @@ class Scheduler:
 
     def _admit_next(self, namespace: bytes, step: Step, now_ms: int) -> Sequence | None:
         """Start a namespace's next newcomer. While it does not fit, nobody else starts."""
-        step.is_open = step.is_open and self._has_seat() and self._batch_left > 0
+        step.is_open = step.is_open and self._has_running_slot() and self._batch_left > 0
         if not step.is_open or (newcomer := self._next_newcomer(namespace, now_ms)) is None:
             return None
         sequence, match = newcomer
@@ -253,18 +254,18 @@ class Scheduler:
 
     def _fit(self, sequence: Sequence, match: Match) -> Match | None:
         """What of the match can be used if the sequence starts now; None: it does not fit."""
-        fitting = self.tables.fit(sequence, match, room=self._room())
+        fitting = self.tables.fit(sequence, match, num_free=self._num_free_blocks())
         if fitting is None:
-            most = self._room() + self.leases.count_given_up()
-            if self.tables.fit(sequence, match, room=most) is not None:
-                while fitting is None and self.leases.give_up():
-                    fitting = self.tables.fit(sequence, match, room=self._room())
+            most = self._num_free_blocks() + self.leases.count_freed_by_unpinning()
+            if self.tables.fit(sequence, match, num_free=most) is not None:
+                while fitting is None and self.leases.unpin_spilled():
+                    fitting = self.tables.fit(sequence, match, num_free=self._num_free_blocks())
         if fitting is None:
             self.pool.note_shortage()
-        self._full_at = self._room() if fitting is None else None
+        self._blocks_free_at_last_refusal = self._num_free_blocks() if fitting is None else None
         return fitting
 
-    def _room(self) -> int:
+    def _num_free_blocks(self) -> int:
         """Blocks that one who starts may take.
 
         One for each running sequence stays free, so that nobody starts only to be preempted at the
@@ -273,11 +274,15 @@ class Scheduler:
         num_growing = len(self.running) if self._config.kv_layout == "paged" else 0
         return self.pool.num_free - num_growing
 
-    def _has_new_room(self) -> bool:
+    def _has_more_free_blocks(self) -> bool:
         """Whether there is more room than when the last one did not fit, so that it may now."""
-        return self._full_at is None or not self.running or self._room() > self._full_at
+        return (
+            self._blocks_free_at_last_refusal is None
+            or not self.running
+            or self._num_free_blocks() > self._blocks_free_at_last_refusal
+        )
 
-    def _has_seat(self) -> bool:
+    def _has_running_slot(self) -> bool:
         return len(self.running) < self._config.max_num_seqs
 
     # After a step

@@ -167,7 +167,7 @@ class Scenario:
         if self.chance.random() < 0.03:
             self.unpin()
         if self.chance.random() < 0.1:  # as if blocks were short
-            self.bench.core.scheduler.leases.give_up()
+            self.bench.core.scheduler.leases.unpin_spilled()
 
     def unpin(self) -> None:
         """End some lease by id or all of a namespace, also what ended before."""
