@@ -12,6 +12,7 @@ from engine.blocks.prefix_index import Match, PrefixIndex
 from engine.config import EngineConfig
 from engine.leases.leases import Leases
 from engine.plan import BlockCopy, BlockLoad
+from engine.scheduling.policy import ContiguousKV, PagedKV
 from engine.scheduling.sequence import Sequence
 from engine.tiers.store import LeaseStore
 
@@ -20,10 +21,17 @@ class BlockTables:
     """Moves blocks between the pool, the index, the leases and the sequences that run."""
 
     def __init__(
-        self, config: EngineConfig, counts: Counter[str], *, boot_id: str, store: LeaseStore
+        self,
+        config: EngineConfig,
+        layout: PagedKV | ContiguousKV,
+        counts: Counter[str],
+        *,
+        boot_id: str,
+        store: LeaseStore,
     ) -> None:
         """Start with an empty pool; `boot_id` goes into the records that admission freezes."""
         self._config = config
+        self._layout = layout
         self._counts = counts
         self._boot_id = boot_id
         self.index = PrefixIndex(config.block_size, enabled=config.enable_prefix_caching)
@@ -141,8 +149,7 @@ class BlockTables:
 
     def _num_blocks(self, sequence: Sequence) -> int:
         """How many blocks a running sequence has."""
-        is_paged = self._config.kv_layout == "paged"
-        return self._config.blocks_for(sequence.num_tokens if is_paged else sequence.capacity)
+        return self._config.blocks_for(self._layout.num_tokens_to_hold(sequence))
 
     def _count_reuse(self, sequence: Sequence, match: Match) -> None:
         size = self._config.block_size

@@ -18,11 +18,10 @@ from engine.scheduling.sequence import Deferral, Sequence
 class PendingPrefixes:
     """The running sequences that still compute blocks of their prompts, by their next block."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, is_on: bool) -> None:
         """Start with nobody running."""
         self._config = config
-        # Who would wait in a static batch's queue would wait for the whole batch.
-        self._is_on = config.enable_prefix_caching and config.scheduling == "continuous"
+        self._is_on = is_on and config.enable_prefix_caching
         self._leaders: dict[bytes, Sequence] = {}
         self._next_keys: dict[Sequence, bytes] = {}
 

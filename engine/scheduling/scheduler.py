@@ -6,13 +6,13 @@ sequence holds no block except through its reservation, and when blocks run out 
 sequence gives up its own.
 """
 
-import math
 from collections import Counter, deque
 
 from engine.blocks.prefix_index import Match
 from engine.config import EngineConfig
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.pending_prefixes import PendingPrefixes
+from engine.scheduling.policy import choose_policy
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
 from engine.scheduling.turns import Turns
@@ -27,33 +27,31 @@ class Scheduler:
         """Start idle; `boot_id` goes into the records that admission freezes."""
         self._config = config
         self.counts: Counter[str] = Counter()
-        self.tables = BlockTables(config, self.counts, boot_id=boot_id, store=store)
+        policy = choose_policy(config)
+        self._batching, self._layout = policy.batching, policy.layout
+        self.tables = BlockTables(config, policy.layout, self.counts, boot_id=boot_id, store=store)
         self.index = self.tables.index
         self.pool = self.tables.pool
         self.leases = self.tables.leases
-        self.pending_prefixes = PendingPrefixes(config)
+        self.pending_prefixes = PendingPrefixes(config, is_on=self._batching.allows_deferral)
         self.waiting = WaitingQueue()
         # In the order of first admission; whoever is preempted comes after all who run.
         self.running: list[Sequence] = []
         self._turns = Turns(config.max_num_batched_tokens)
-        self._batch_left = math.inf  # how many more the batch takes in, when batches are static
         # Free blocks when the head of the queue last failed to fit; None: it did not fail.
         self._blocks_free_at_last_refusal: int | None = None
 
     def schedule(self, now_ms: int) -> Step:
         """Plan the next step and move its sequences into their blocks."""
         step = Step(budget_left=self._config.max_num_batched_tokens)
-        is_static = self._config.scheduling == "static"
-        if is_static and not (self.running or self.waiting.preempted):
-            self._batch_left = self._config.max_num_seqs
+        self._batching.begin_step(is_batch_open=bool(self.running or self.waiting.preempted))
         num_preempted = self.counts["preemptions_total"]
         self._serve_decodes(step)
         if self.counts["preemptions_total"] == num_preempted and self._has_more_free_blocks():
             self._resume_preempted(step)
             step.is_open = not self.waiting.preempted
         self._serve_prompts(step, now_ms)
-        if is_static and step.budget_left > 0:
-            self._batch_left = 0  # all who wanted and could are in
+        self._batching.end_step(is_full=step.is_full)
         return step
 
     def commit(self, step: Step) -> list[tuple[Sequence, int]]:
@@ -121,7 +119,7 @@ class Scheduler:
     def _serve_decodes(self, step: Step) -> None:
         """Let running sequences compute their newest token, the longest running first."""
         position = 0
-        while position < len(self.running) and step.budget_left > 0:
+        while position < len(self.running) and not step.is_full:
             sequence = self.running[position]  # whoever is preempted stands behind it
             position += 1
             if sequence.num_uncomputed == 1 and self._extend_or_preempt(sequence):
@@ -154,7 +152,7 @@ class Scheduler:
 
     def _resume_preempted(self, step: Step) -> None:
         """Give the preempted blocks again, in order, before anybody new gets some."""
-        while self.waiting.preempted and step.budget_left > 0 and self._has_running_slot():
+        while self.waiting.preempted and not step.is_full and self._has_running_slot():
             sequence = self.waiting.preempted[0]
             match = self._fit(sequence, self.tables.match(sequence))
             if match is None:
@@ -174,7 +172,7 @@ class Scheduler:
             if sequence not in served:
                 prompts.setdefault(sequence.request.namespace, deque()).append(sequence)
         order = self._turns.order([*prompts, *self.waiting.namespaces()])
-        while order and step.budget_left > 0:
+        while order and not step.is_full:
             namespace = order[0]
             num_new = self._serve_prompt(namespace, prompts.get(namespace), step, now_ms)
             if num_new == 0:
@@ -195,7 +193,7 @@ class Scheduler:
         return num_new
 
     def _afford(self, step: Step, num_wanted: int) -> int:
-        """How many of the wanted tokens the step's budget allows; none ends the step."""
+        """Return how many of the wanted tokens the step can compute; 0 closes the step."""
         if num_wanted <= step.budget_left:
             return num_wanted
         if self._config.enable_chunked_prefill:
@@ -203,14 +201,14 @@ class Scheduler:
         if not step.has_prompt():
             return num_wanted
         # It may be longer than any budget, so it waits until it is its step's only prompt.
-        step.budget_left = 0
+        step.is_full = True
         return 0
 
     # Admission
 
     def _admit_next(self, namespace: bytes, step: Step, now_ms: int) -> Sequence | None:
         """Start a namespace's next newcomer. While it does not fit, nobody else starts."""
-        step.is_open = step.is_open and self._has_running_slot() and self._batch_left > 0
+        step.is_open = step.is_open and self._has_running_slot() and self._batching.may_admit()
         if not step.is_open or (newcomer := self._next_newcomer(namespace, now_ms)) is None:
             return None
         sequence, match = newcomer
@@ -224,7 +222,7 @@ class Scheduler:
         self._start(sequence, fitting, step)
         self.tables.answer(sequence, fitting, now_ms)
         step.admitted.append(sequence)
-        self._batch_left -= 1
+        self._batching.count_admission()
         return sequence
 
     def _next_newcomer(self, namespace: bytes, now_ms: int) -> tuple[Sequence, Match] | None:
@@ -271,8 +269,7 @@ class Scheduler:
         One for each running sequence stays free, so that nobody starts only to be preempted at the
         next block boundary.
         """
-        num_growing = len(self.running) if self._config.kv_layout == "paged" else 0
-        return self.pool.num_free - num_growing
+        return self.pool.num_free - self._layout.num_growing(len(self.running))
 
     def _has_more_free_blocks(self) -> bool:
         """Whether there is more room than when the last one did not fit, so that it may now."""

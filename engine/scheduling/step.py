@@ -14,7 +14,9 @@ class Step:
     `scheduled` pairs each row's sequence with its number of new tokens; `admitted` are those that
     left the queue for the first time; `filled` are those into whose blocks the step copies or
     loads, with a row or, resumed beyond the budget, without; `restored` those of them whose match a
-    stored lease lengthened. The step `is_open` while newcomers may be admitted.
+    stored lease lengthened. The step `is_open` while newcomers may be
+    admitted. It `is_full` once it takes no more rows: its budget is used up, or the next prompt
+    needs a step of its own.
     """
 
     scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -25,6 +27,7 @@ class Step:
     filled: list[Sequence] = field(default_factory=list)
     restored: list[tuple[Sequence, Match]] = field(default_factory=list)
     budget_left: int = 0
+    is_full: bool = False
     is_open: bool = False
 
     def add(self, sequence: Sequence, num_new: int) -> None:
@@ -32,6 +35,7 @@ class Step:
         self.scheduled.append((sequence, num_new))
         self.rows.append(sequence.row(num_new))
         self.budget_left -= num_new
+        self.is_full = self.budget_left <= 0
 
     def has_prompt(self) -> bool:
         """Whether some row computes more than one token."""
