@@ -73,6 +73,7 @@ class EngineCore:
         self._runner = runner
         self._journal = journal
         self.scheduler = Scheduler(config, boot_id=boot_id, store=store or LeaseStore())
+        self.leases = self.scheduler.tables.leases
         self._live: dict[str, Sequence] = {}
         self._reports: list[LeaseReport] = []
         # What the client asked to end, with the number of output tokens to keep (None: all).
@@ -104,34 +105,33 @@ class EngineCore:
 
     def step(self, now_ms: int) -> list[Event]:
         """Do one step and return its events, in order. Harmless when there is nothing to do."""
-        self.scheduler.leases.expire(now_ms)
+        self.leases.expire(now_ms)
         events: list[Event] = [*self._end_requested(), *self._reject_overdue(now_ms)]
         step = self.scheduler.schedule(now_ms)
         for sequence in step.admitted:
             record = sequence.admission_record()
             self._journal.admitted(record)
-            reused = record.tokens_reused_promised + record.tokens_reused_gift
-            events.append(Admitted(sequence.request_id, record.grants, reused))
+            num_reused = record.tokens_reused_promised + record.tokens_reused_gift
+            events.append(Admitted(sequence.request_id, record.grants, num_reused))
         if step.rows:
             events += self._execute(step)
         elif self._live:
             events += self._drop_a_lease_on_stall()
-        self._note_reports()
+        self._journal_reports()
         return events
 
     def end_leases(
         self, *, lease_ids: Items[str] = (), namespaces: Items[bytes] = (), now_ms: int
     ) -> int:
         """End leases by id, and all of a namespace, in every tier; how many there were."""
-        leases = self.scheduler.leases
-        num_ended = leases.end(lease_ids=lease_ids, namespaces=namespaces, now_ms=now_ms)
-        self._note_reports()
+        num_ended = self.leases.end(lease_ids=lease_ids, namespaces=namespaces, now_ms=now_ms)
+        self._journal_reports()
         return num_ended
 
     def stop(self, now_ms: int) -> None:
         """Report what every live lease has cost; the last thing before the engine ends."""
-        self.scheduler.leases.report_all(now_ms)
-        self._note_reports()
+        self.leases.report_all(now_ms)
+        self._journal_reports()
 
     def take_reports(self) -> list[LeaseReport]:
         """The lease reports since the last call; they are in the journal already."""
@@ -145,7 +145,7 @@ class EngineCore:
 
     def next_expiry_ms(self) -> int | None:
         """When an idle core should step again: a lease expires or a request waited too long."""
-        times = [self.scheduler.leases.next_expiry_ms()]
+        times = [self.leases.next_expiry_ms()]
         times += [self._overdue_ms(s) for s in islice(self.scheduler.waiting.newcomers(), 1)]
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
@@ -158,7 +158,7 @@ class EngineCore:
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters by metric name."""
-        pool, leases = self.scheduler.pool, self.scheduler.leases
+        pool, leases = self.scheduler.tables.pool, self.leases
         num_evictable = pool.num_evictable
         num_reserved, num_live = self.scheduler.count_slots()
         gauges: dict[str, float] = {
@@ -184,12 +184,11 @@ class EngineCore:
         queued = {*self.scheduler.waiting, *self.scheduler.running}
         assert queued == set(self._live.values()), "a live request is neither queued nor running"
 
-    def _note_reports(self) -> None:
-        leases = self.scheduler.leases
-        for report in leases.reports:
+    def _journal_reports(self) -> None:
+        for report in self.leases.reports:
             self._journal.reported(report)
-        self._reports += leases.reports
-        leases.reports = []
+        self._reports += self.leases.reports
+        self.leases.reports = []
 
     def _end_requested(self) -> list[Event]:
         events: list[Event] = []
@@ -225,12 +224,11 @@ class EngineCore:
         return [self._reject(oldest, message)]
 
     def _execute(self, step: Step) -> list[Event]:
-        """Run a step and commit it; when the runner fails, end every request of the step."""
+        """Run a step and commit it; if the runner fails, end every sequence of the step."""
         self.scheduler.counts["steps_total"] += 1
-        plan = step.plan
         try:
-            sampled = self._runner.execute(plan)
-            num_samples = sum(row.samples for row in plan.rows)
+            sampled = self._runner.execute(step.plan)
+            num_samples = sum(row.samples for row in step.rows)
             assert len(sampled) == num_samples, f"runner sampled {len(sampled)} of {num_samples}"
         except Exception as error:
             log.exception("step_failed")

@@ -53,7 +53,7 @@ class Leases:
         # Pinned, and whole in another tier: what may lose its pin, least lately read first.
         self._spilled: dict[Lease, None] = {}
         self._reservations = Reservations(config, pool, self._holdings)
-        self.reports: list[LeaseReport] = []  # whoever takes them empties it
+        self.reports: list[LeaseReport] = []  # the engine core takes and clears them
         self._num_made = 0
         self.counts: dict[str, float] = {f"lease_{what}_total": 0 for what in COUNTED}
         for recovered in self._store.recover():
@@ -84,7 +84,7 @@ class Leases:
         """Open the reservation of one request; it holds nothing yet."""
         return self._reservations.open(owner_of(namespace), request_id)
 
-    def answer(
+    def decide(
         self,
         breakpoint_: Breakpoint,
         prefix: Prefix,

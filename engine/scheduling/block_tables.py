@@ -1,11 +1,14 @@
-"""Block tables: which blocks a sequence can reuse, which it gets, and what is promised of them.
+"""Block tables: which blocks a sequence reuses, allocates and publishes, and its leases.
 
-match -> fit -> attach -> answer the breakpoints     admission
-commit                                               after each step: publish, make leases
-release                                              preemption and end
+match, fit, restore       what a sequence could reuse, and whether it fits now
+attach, load, admit       its blocks allocated, its breakpoints granted, its record frozen
+extend                    more blocks while it decodes
+commit                    after each step: index its full blocks, turn reservations into leases
+release, end              its blocks freed at preemption; its reservation too at its end
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 from engine.blocks.pool import BlockPool
 from engine.blocks.prefix_index import Match, PrefixIndex
@@ -18,7 +21,7 @@ from engine.tiers.store import LeaseStore
 
 
 class BlockTables:
-    """Moves blocks between the pool, the index, the leases and the sequences that run."""
+    """Moves blocks between the pool, the prefix index, the leases and the running sequences."""
 
     def __init__(
         self,
@@ -38,8 +41,10 @@ class BlockTables:
         self.pool = BlockPool(config.num_blocks, self.index)
         self.leases = Leases(config, self.pool, store, boot_id=boot_id)
 
+    # Before a sequence starts
+
     def match(self, sequence: Sequence) -> Match:
-        """What a sequence that is not running could reuse now; changes nothing."""
+        """Return what a sequence that is not running could reuse now; changes nothing."""
         reservation = sequence.reservation
         if reservation is None or not reservation.blocks:
             return self.index.match(sequence.chain, sequence.num_tokens)
@@ -50,51 +55,52 @@ class BlockTables:
             return Match(list(kept), reservation.num_tokens)
         return self.index.match(sequence.chain, sequence.num_tokens, kept)
 
-    def fit(self, sequence: Sequence, match: Match, *, num_free: int) -> Match | None:
-        """What of the match it can use if `num_free` blocks may be taken; None: it must wait."""
-        num_free -= self.pool.count_free(match.blocks)
-        num_missing = self._num_blocks(sequence) - len(match.blocks)
-        if match.tail_source is not None:
-            if num_missing + self.pool.count_free([match.tail_source]) <= num_free:
-                return match
-            # The copy's source must not be what keeps a sequence out of the last blocks.
-            full_tokens = len(match.blocks) * self._config.block_size
-            match = Match(match.blocks, full_tokens, None, match.prefixes)
-        return match if num_missing <= num_free else None
+    def fit(self, sequence: Sequence, match: Match, *, num_running: int) -> Match | None:
+        """Return what a sequence can use of its match if it starts now; None: it does not fit.
+
+        Spilled leases are unpinned for it, but only if that makes it fit.
+        """
+        num_free = self.num_free_to_start(num_running)
+        fitting = self._cut_to_fit(sequence, match, num_free)
+        if fitting is not None:
+            return fitting
+        num_free += self.leases.count_freed_by_unpinning()
+        if self._cut_to_fit(sequence, match, num_free) is not None:
+            while fitting is None and self.leases.unpin_spilled():
+                num_free = self.num_free_to_start(num_running)
+                fitting = self._cut_to_fit(sequence, match, num_free)
+        if fitting is None:
+            self.pool.note_shortage()
+        return fitting
+
+    def num_free_to_start(self, num_running: int) -> int:
+        """Return how many free blocks a starting sequence may take.
+
+        One for each sequence that grows stays free, so that no sequence starts only to be preempted
+        at the next block boundary.
+        """
+        return self.pool.num_free - self._layout.num_growing(num_running)
 
     def restore(self, sequence: Sequence, match: Match) -> Match:
-        """Let a stored lease lengthen the match of a sequence that starts now, if that pays."""
+        """Return the match, lengthened by a stored lease if reading that one back pays."""
         if match.num_tokens % self._config.block_size and match.tail_source is None:
             return match  # its last block is kept and half full: only computing goes on in it
         return self.leases.restore(sequence.chain, sequence.num_tokens, match)
 
-    def load(self, sequence: Sequence, match: Match) -> BlockLoad | None:
-        """What is to be loaded before the step into the blocks of a sequence just attached."""
-        if match.restored is None:
-            return None
-        first, stop = len(match.blocks), self._config.blocks_for(match.num_tokens)
-        blocks = tuple(sequence.blocks[first:stop])
-        return BlockLoad(blocks, match.restored.payload, skip=first)
-
-    def publish_restored(self, sequence: Sequence, match: Match) -> None:
-        """Index the blocks that a stored lease filled, its tail included."""
-        size = self._config.block_size
-        for number in range(len(match.blocks), self._config.blocks_for(match.num_tokens)):
-            end = min(match.num_tokens, (number + 1) * size)
-            self.index.publish(sequence.chain, end, sequence.blocks[number])
+    # A sequence starts and runs
 
     def attach(self, sequence: Sequence, match: Match) -> BlockCopy | None:
-        """Give a sequence its matched blocks and fresh ones for all its other tokens.
+        """Give a sequence its matched blocks, and new ones for its other tokens.
 
-        A tail that it shares is to be copied before the step, and its source released after.
+        Returns the copy of a shared tail that the step must make first, if there is one.
         """
-        # Every matched block is held before any is allocated: allocation evicts.
+        # Every matched block is referenced before any is allocated, because allocation evicts.
         for block in match.blocks:
             self.pool.attach(block)
             sequence.add_block(block)
         if match.tail_source is not None:
             self.pool.attach(match.tail_source)
-        self.extend(sequence)
+        self._allocate(sequence, self._num_missing(sequence))
         sequence.chain.adopt(match.prefixes, len(match.blocks) - len(match.prefixes))
         sequence.computed = sequence.num_reused = match.num_tokens
         if match.tail_source is None:
@@ -102,24 +108,41 @@ class BlockTables:
         num_slots = match.num_tokens - len(match.blocks) * self._config.block_size
         return BlockCopy(match.tail_source, sequence.blocks[len(match.blocks)], num_slots)
 
-    def num_missing(self, sequence: Sequence) -> int:
-        """How many blocks a sequence lacks for its tokens."""
-        return self._num_blocks(sequence) - len(sequence.blocks)
+    def load(self, sequence: Sequence, match: Match) -> BlockLoad | None:
+        """Return the load that fills a sequence's blocks before the step, if it restores some."""
+        if match.restored is None:
+            return None
+        first, stop = len(match.blocks), self._config.blocks_for(match.num_tokens)
+        blocks = tuple(sequence.blocks[first:stop])
+        return BlockLoad(blocks, match.restored.payload, skip=first)
 
-    def extend(self, sequence: Sequence) -> None:
-        """Add the blocks that a sequence lacks."""
-        for _ in range(self.num_missing(sequence)):
-            sequence.add_block(self.pool.allocate())
-
-    def answer(self, sequence: Sequence, match: Match, now_ms: int) -> None:
-        """Answer the breakpoints of a sequence that was just attached and freeze its record."""
+    def admit(self, sequence: Sequence, match: Match, now_ms: int) -> None:
+        """Grant or refuse the breakpoints of a sequence just attached, and freeze its record."""
         self._count_reuse(sequence, match)
         if sequence.request.breakpoints:
-            self._answer_breakpoints(sequence, match)
+            self._decide_breakpoints(sequence, match)
         sequence.freeze(match, boot_id=self._boot_id, now_ms=now_ms)
 
+    def extend(self, sequence: Sequence) -> bool:
+        """Allocate the blocks that a running sequence lacks; returns false if too few are free.
+
+        Spilled leases are unpinned first.
+        """
+        num_missing = self._num_missing(sequence)
+        while self.pool.num_free < num_missing:
+            if not self.leases.unpin_spilled():
+                self.pool.note_shortage()
+                return False
+        self._allocate(sequence, num_missing)
+        return True
+
+    # After a step
+
     def commit(self, sequence: Sequence, num_new: int) -> list[int]:
-        """Publish a sequence's `num_new` computed tokens; the breakpoints that this commits."""
+        """Publish a sequence's `num_new` computed tokens.
+
+        Returns the lengths of the breakpoints that became leases.
+        """
         self._publish(sequence, num_new)
         committed = []
         while sequence.uncommitted:
@@ -130,13 +153,30 @@ class BlockTables:
             committed.append(sequence.grants[index].tokens)
         return committed
 
+    def publish_restored(self, sequence: Sequence, match: Match) -> None:
+        """Index the blocks that a stored lease filled, its tail included."""
+        size = self._config.block_size
+        for number in range(len(match.blocks), self._config.blocks_for(match.num_tokens)):
+            end = min(match.num_tokens, (number + 1) * size)
+            self.index.publish(sequence.chain, end, sequence.blocks[number])
+
+    def release_copy_sources(self, copies: Iterable[BlockCopy]) -> None:
+        """Drop the references that kept the sources of copies until their step had run."""
+        self.pool.release([copy.source for copy in copies])
+
     def release(self, sequence: Sequence) -> None:
-        """Take all blocks from a sequence; what its reservation pins stays pinned."""
+        """Drop a sequence's references on its blocks; its reservation keeps its pins."""
         self.pool.release(sequence.blocks)
         sequence.blocks.clear()
 
+    def end(self, sequence: Sequence) -> None:
+        """Free all that a sequence holds, its reservation included."""
+        if sequence.reservation is not None:
+            self.leases.cancel(sequence.reservation)
+        self.release(sequence)
+
     def check_integrity(self, running: list[Sequence]) -> None:
-        """Assert that the blocks are where their counts say."""
+        """Assert that references and pins are what sequences, leases and reservations hold."""
         refs = [0] * self.pool.num_blocks
         for sequence in running:
             for block in sequence.blocks:
@@ -147,9 +187,28 @@ class BlockTables:
         self.leases.check_integrity()
         self.index.check_integrity()
 
+    def _cut_to_fit(self, sequence: Sequence, match: Match, num_free: int) -> Match | None:
+        """Return what of the match fits if `num_free` blocks may be taken."""
+        num_free -= self.pool.count_free(match.blocks)
+        num_missing = self._num_blocks(sequence) - len(match.blocks)
+        if match.tail_source is not None:
+            if num_missing + self.pool.count_free([match.tail_source]) <= num_free:
+                return match
+            # The copy's source must not be what keeps a sequence out of the last blocks.
+            num_full_tokens = len(match.blocks) * self._config.block_size
+            match = Match(match.blocks, num_full_tokens, None, match.prefixes)
+        return match if num_missing <= num_free else None
+
     def _num_blocks(self, sequence: Sequence) -> int:
-        """How many blocks a running sequence has."""
+        """Return how many blocks a sequence has while it runs."""
         return self._config.blocks_for(self._layout.num_tokens_to_hold(sequence))
+
+    def _num_missing(self, sequence: Sequence) -> int:
+        return self._num_blocks(sequence) - len(sequence.blocks)
+
+    def _allocate(self, sequence: Sequence, num_blocks: int) -> None:
+        for _ in range(num_blocks):
+            sequence.add_block(self.pool.allocate())
 
     def _count_reuse(self, sequence: Sequence, match: Match) -> None:
         size = self._config.block_size
@@ -162,10 +221,10 @@ class BlockTables:
         self._counts["prefix_tokens_reused_total"] += match.num_tokens
         self._counts["prefix_tokens_lease_read_total"] += lease_read
 
-    def _answer_breakpoints(self, sequence: Sequence, match: Match) -> None:
+    def _decide_breakpoints(self, sequence: Sequence, match: Match) -> None:
         reservation = self.leases.reserve(sequence.request.namespace, sequence.request_id)
         for index, breakpoint_ in enumerate(sequence.request.breakpoints):
-            grant = self.leases.answer(
+            grant = self.leases.decide(
                 breakpoint_,
                 sequence.chain.at(breakpoint_.tokens),
                 reservation,
@@ -182,7 +241,7 @@ class BlockTables:
             self.leases.cancel(reservation)
 
     def _publish(self, sequence: Sequence, num_new: int) -> None:
-        """Advance over the new tokens and index the blocks that they filled."""
+        """Mark tokens as computed and index the blocks that they filled."""
         size = self._config.block_size
         first = sequence.computed // size
         sequence.computed += num_new
@@ -207,6 +266,6 @@ class BlockTables:
         sequence.commit_next_grant(lease_id)
 
     def _deadline_ms(self, sequence: Sequence, index: int) -> int:
-        """When the lease of a breakpoint ends: it outlives the entry that it serves."""
+        """Return the deadline of a breakpoint's lease: later than its cache entry's end."""
         ttl_ms = sequence.request.breakpoints[index].ttl_ms
         return sequence.submitted_ms + ttl_ms + self._config.lease_grace_ms

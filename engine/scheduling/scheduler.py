@@ -1,9 +1,9 @@
 """The scheduler: which sequences compute how many tokens in the next step.
 
-There are no phases: one token budget serves first everyone who decodes, then prompts in the turns
-of their namespaces, those that run and those that wait. Two rules keep it from hanging: a waiting
-sequence holds no block except through its reservation, and when blocks run out the youngest running
-sequence gives up its own.
+Prefill and decode share each step: one token budget goes first to sequences that decode, then to
+prompts, in the turns of their namespaces, running prompts before waiting ones. Two rules keep it
+live: a waiting sequence holds no block except through its reservation, and when blocks run out the
+youngest running sequence is preempted.
 """
 
 from collections import Counter, deque
@@ -21,35 +21,31 @@ from engine.tiers.store import LeaseStore
 
 
 class Scheduler:
-    """The queue and the running sequences."""
+    """The waiting queue and the running sequences."""
 
     def __init__(self, config: EngineConfig, *, boot_id: str, store: LeaseStore) -> None:
         """Start idle; `boot_id` goes into the records that admission freezes."""
         self._config = config
         self.counts: Counter[str] = Counter()
         policy = choose_policy(config)
-        self._batching, self._layout = policy.batching, policy.layout
+        self._batching = policy.batching
         self.tables = BlockTables(config, policy.layout, self.counts, boot_id=boot_id, store=store)
-        self.index = self.tables.index
-        self.pool = self.tables.pool
-        self.leases = self.tables.leases
         self.pending_prefixes = PendingPrefixes(config, is_on=self._batching.allows_deferral)
         self.waiting = WaitingQueue()
-        # In the order of first admission; whoever is preempted comes after all who run.
-        self.running: list[Sequence] = []
+        self.running: list[Sequence] = []  # by first admission; every preempted one is younger
         self._turns = Turns(config.max_num_batched_tokens)
         # Free blocks when the head of the queue last failed to fit; None: it did not fail.
         self._blocks_free_at_last_refusal: int | None = None
 
     def schedule(self, now_ms: int) -> Step:
-        """Plan the next step and move its sequences into their blocks."""
+        """Plan the next step and allocate its blocks."""
         step = Step(budget_left=self._config.max_num_batched_tokens)
         self._batching.begin_step(is_batch_open=bool(self.running or self.waiting.preempted))
         num_preempted = self.counts["preemptions_total"]
         self._serve_decodes(step)
         if self.counts["preemptions_total"] == num_preempted and self._has_more_free_blocks():
             self._resume_preempted(step)
-            step.is_open = not self.waiting.preempted
+            step.is_admitting = not self.waiting.preempted
         self._serve_prompts(step, now_ms)
         self._batching.end_step(is_full=step.is_full)
         return step
@@ -57,9 +53,9 @@ class Scheduler:
     def commit(self, step: Step) -> list[tuple[Sequence, int]]:
         """Publish what an executed step computed.
 
-        Returns the breakpoints it committed, as (sequence, tokens).
+        Returns the breakpoints that became leases, as (sequence, prefix length).
         """
-        self._release_copy_sources(step)
+        self.tables.release_copy_sources(step.copies)
         self._count_occupancy(step)
         for sequence, match in step.restored:
             self.tables.publish_restored(sequence, match)
@@ -71,33 +67,31 @@ class Scheduler:
         return committed
 
     def abandon(self, step: Step) -> None:
-        """Give up a step whose execution failed; its sequences are the caller's to remove."""
-        self._release_copy_sources(step)
+        """Publish nothing of a step whose execution failed; the caller removes its sequences."""
+        self.tables.release_copy_sources(step.copies)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, in whatever state it is, and free all that it holds."""
+        """Remove a sequence in any state and free all that it holds."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-            self._blocks_free_at_last_refusal = None  # it may have been the next to start
+            self._blocks_free_at_last_refusal = None  # it may have been the head of the queue
         else:
             self.running.remove(sequence)
             self.pending_prefixes.leave(sequence)
-        if sequence.reservation is not None:
-            self.leases.cancel(sequence.reservation)
-        self.tables.release(sequence)
+        self.tables.end(sequence)
 
     def drop_lease(self) -> bool:
-        """End the lease with the least time left before its deadline; false when there is none."""
+        """End the lease with the earliest deadline; returns false when there is none."""
         self._blocks_free_at_last_refusal = None
-        return self.leases.drop_next()
+        return self.tables.leases.drop_next()
 
     def count_deferred(self) -> int:
-        """Waiting sequences whose leader still computes what they share."""
+        """Return how many waiting sequences have a leader that still computes what they share."""
         deferrals = [sequence.deferral for sequence in self.waiting]
         return sum(d is not None and d.is_pending() for d in deferrals)
 
     def count_slots(self) -> tuple[int, int]:
-        """KV slots that running sequences have, and how many of those are for tokens they have.
+        """Return the KV slots of all running sequences, and how many of them have a token.
 
         A shared block counts once for each sequence that has it.
         """
@@ -117,55 +111,52 @@ class Scheduler:
     # Running sequences
 
     def _serve_decodes(self, step: Step) -> None:
-        """Let running sequences compute their newest token, the longest running first."""
+        """Schedule one token for each sequence that decodes, oldest first."""
         position = 0
         while position < len(self.running) and not step.is_full:
-            sequence = self.running[position]  # whoever is preempted stands behind it
-            position += 1
+            sequence = self.running[position]
+            position += 1  # only sequences from here on can be preempted below
             if sequence.num_uncomputed == 1 and self._extend_or_preempt(sequence):
                 step.add(sequence, 1)
 
     def _extend_or_preempt(self, sequence: Sequence) -> bool:
-        """Extend a table to all its tokens; false when the sequence itself was preempted."""
-        num_missing = self.tables.num_missing(sequence)
-        while self.pool.num_free < num_missing:
-            if self.leases.unpin_spilled():
-                continue
-            self.pool.note_shortage()
+        """Allocate the blocks that a running sequence lacks, preempting younger ones for them.
+
+        Returns false when the sequence itself was the youngest and is preempted.
+        """
+        while not self.tables.extend(sequence):
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is sequence:
                 return False
-        if num_missing:
-            self.tables.extend(sequence)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Put the youngest running sequence back to the head of the queue, without its blocks."""
+        """Free the youngest running sequence's blocks and put it at the head of the queue."""
         assert self.running.pop() is sequence, "only the youngest is preempted"
         self.pending_prefixes.leave(sequence)
         self.tables.release(sequence)
         sequence.num_preemptions += 1
         self.waiting.preempted.appendleft(sequence)
-        self._blocks_free_at_last_refusal = None  # another one is the next to start
+        self._blocks_free_at_last_refusal = None  # the head of the queue is another one now
         self.counts["preemptions_total"] += 1
 
     def _resume_preempted(self, step: Step) -> None:
-        """Give the preempted blocks again, in order, before anybody new gets some."""
+        """Start preempted sequences again, in order, as far as they fit."""
         while self.waiting.preempted and not step.is_full and self._has_running_slot():
             sequence = self.waiting.preempted[0]
             match = self._fit(sequence, self.tables.match(sequence))
             if match is None:
                 break
             self.waiting.preempted.popleft()
-            match = self.tables.restore(sequence, match)
-            sequence.tokens_recomputed_preemption += max(0, sequence.computed - match.num_tokens)
-            self._start(sequence, match, step)
+            num_computed = sequence.computed
+            match = self._start(sequence, match, step)
+            sequence.tokens_recomputed_preemption += max(0, num_computed - match.num_tokens)
 
     # Prompts
 
     def _serve_prompts(self, step: Step, now_ms: int) -> None:
-        """Spend what is left of the budget on prompts, in the turns of their namespaces."""
+        """Spend the rest of the budget on prompts, in the turns of their namespaces."""
         served = {sequence for sequence, _ in step.scheduled}
         prompts: dict[bytes, deque[Sequence]] = {}
         for sequence in self.running:
@@ -174,59 +165,56 @@ class Scheduler:
         order = self._turns.order([*prompts, *self.waiting.namespaces()])
         while order and not step.is_full:
             namespace = order[0]
-            num_new = self._serve_prompt(namespace, prompts.get(namespace), step, now_ms)
-            if num_new == 0:
+            running = prompts.get(namespace)
+            candidate = running.popleft() if running else self._admit_next(namespace, step, now_ms)
+            if candidate is None:
                 order.popleft()
-            elif self._turns.charge(namespace, num_new):
+                continue
+            num_new = self._cut_to_budget(step, candidate.tokens_to_next_cut())
+            if num_new == 0:
+                step.is_full = True
+                break
+            step.add(candidate, num_new)
+            if self._turns.charge(namespace, num_new):
                 order.rotate(-1)
 
-    def _serve_prompt(
-        self, namespace: bytes, running: deque[Sequence] | None, step: Step, now_ms: int
-    ) -> int:
-        """Serve a namespace's next prompt, one that runs before a new one; how many tokens."""
-        sequence = running.popleft() if running else self._admit_next(namespace, step, now_ms)
-        if sequence is None:
-            return 0
-        num_new = self._afford(step, sequence.tokens_to_next_cut())
-        if num_new:
-            step.add(sequence, num_new)
-        return num_new
-
-    def _afford(self, step: Step, num_wanted: int) -> int:
-        """Return how many of the wanted tokens the step can compute; 0 closes the step."""
+    def _cut_to_budget(self, step: Step, num_wanted: int) -> int:
+        """Return how many of a prompt's tokens the step can compute; 0: it needs another step."""
         if num_wanted <= step.budget_left:
             return num_wanted
         if self._config.enable_chunked_prefill:
             return step.budget_left
-        if not step.has_prompt():
-            return num_wanted
-        # It may be longer than any budget, so it waits until it is its step's only prompt.
-        step.is_full = True
-        return 0
+        # A whole prompt may exceed every budget, so it waits until it is its step's only prompt.
+        return 0 if step.has_prompt() else num_wanted
 
     # Admission
 
     def _admit_next(self, namespace: bytes, step: Step, now_ms: int) -> Sequence | None:
-        """Start a namespace's next newcomer. While it does not fit, nobody else starts."""
-        step.is_open = step.is_open and self._has_running_slot() and self._batching.may_admit()
-        if not step.is_open or (newcomer := self._next_newcomer(namespace, now_ms)) is None:
+        """Admit the next waiting sequence of a namespace.
+
+        If it does not fit, nothing more is admitted in this step; if it exceeds the budget, the
+        step is full.
+        """
+        if not (step.is_admitting and self._has_running_slot() and self._batching.may_admit()):
+            return None
+        if (newcomer := self._next_newcomer(namespace, now_ms)) is None:
             return None
         sequence, match = newcomer
         if (fitting := self._fit(sequence, match)) is None:
-            step.is_open = False
+            step.is_admitting = False
             return None
-        if self._afford(step, sequence.num_tokens - fitting.num_tokens) == 0:
+        if self._cut_to_budget(step, sequence.num_tokens - fitting.num_tokens) == 0:
+            step.is_full = True
             return None
         self.waiting.remove(sequence)
-        fitting = self.tables.restore(sequence, fitting)
-        self._start(sequence, fitting, step)
-        self.tables.answer(sequence, fitting, now_ms)
+        match = self._start(sequence, fitting, step)
+        self.tables.admit(sequence, match, now_ms)
         step.admitted.append(sequence)
         self._batching.count_admission()
         return sequence
 
     def _next_newcomer(self, namespace: bytes, now_ms: int) -> tuple[Sequence, Match] | None:
-        """The first one that has no prefix in flight to wait for, and what it can reuse."""
+        """Return the first sequence that need not be deferred, and what it can reuse."""
         for sequence in self.waiting.newcomers_of(namespace):
             if sequence.is_deferred(now_ms):
                 continue
@@ -237,8 +225,9 @@ class Scheduler:
             self.counts["deferrals_total"] += is_first
         return None
 
-    def _start(self, sequence: Sequence, match: Match, step: Step) -> None:
-        """Let a sequence run in its blocks."""
+    def _start(self, sequence: Sequence, match: Match, step: Step) -> Match:
+        """Allocate a sequence's blocks and run it; returns what it reuses, restored tokens too."""
+        match = self.tables.restore(sequence, match)
         if (copy := self.tables.attach(sequence, match)) is not None:
             step.copies.append(copy)
             step.filled.append(sequence)
@@ -249,47 +238,29 @@ class Scheduler:
         sequence.deferral = None
         self.running.append(sequence)
         self.pending_prefixes.advance(sequence)
+        return match
 
     def _fit(self, sequence: Sequence, match: Match) -> Match | None:
-        """What of the match can be used if the sequence starts now; None: it does not fit."""
-        fitting = self.tables.fit(sequence, match, num_free=self._num_free_blocks())
-        if fitting is None:
-            most = self._num_free_blocks() + self.leases.count_freed_by_unpinning()
-            if self.tables.fit(sequence, match, num_free=most) is not None:
-                while fitting is None and self.leases.unpin_spilled():
-                    fitting = self.tables.fit(sequence, match, num_free=self._num_free_blocks())
-        if fitting is None:
-            self.pool.note_shortage()
-        self._blocks_free_at_last_refusal = self._num_free_blocks() if fitting is None else None
+        """Return what a sequence can use of its match if it starts now; None: it does not fit."""
+        num_running = len(self.running)
+        fitting = self.tables.fit(sequence, match, num_running=num_running)
+        num_free = self.tables.num_free_to_start(num_running)
+        self._blocks_free_at_last_refusal = num_free if fitting is None else None
         return fitting
 
-    def _num_free_blocks(self) -> int:
-        """Blocks that one who starts may take.
-
-        One for each running sequence stays free, so that nobody starts only to be preempted at the
-        next block boundary.
-        """
-        return self.pool.num_free - self._layout.num_growing(len(self.running))
-
     def _has_more_free_blocks(self) -> bool:
-        """Whether there is more room than when the last one did not fit, so that it may now."""
-        return (
-            self._blocks_free_at_last_refusal is None
-            or not self.running
-            or self._num_free_blocks() > self._blocks_free_at_last_refusal
-        )
+        """Return whether the head of the queue may fit now, if it failed to fit last time."""
+        at_refusal, num_running = self._blocks_free_at_last_refusal, len(self.running)
+        if at_refusal is None or num_running == 0:
+            return True
+        return self.tables.num_free_to_start(num_running) > at_refusal
 
     def _has_running_slot(self) -> bool:
         return len(self.running) < self._config.max_num_seqs
 
-    # After a step
-
     def _count_occupancy(self, step: Step) -> None:
-        """Sum up over steps what averages are made of."""
+        """Add a step to the sums from which average occupancy and KV waste are calculated."""
         num_reserved, num_live = self.count_slots()
         self.counts["step_rows_total"] += len(step.rows)
         self.counts["step_kv_slots_reserved_total"] += num_reserved
         self.counts["step_kv_slots_live_total"] += num_live
-
-    def _release_copy_sources(self, step: Step) -> None:
-        self.pool.release([copy.source for copy in step.copies])

@@ -23,7 +23,7 @@ class Book:
         self.chain = PrefixChain(b"tenant", np.arange(48, dtype=TOKEN_DTYPE), 4)
 
     def answer(self, reservation, tokens: int, deadline_ms: int = 100, chain=None):
-        grant = self.leases.answer(
+        grant = self.leases.decide(
             Breakpoint(tokens, 0, write=True),
             (chain or self.chain).at(tokens),
             reservation,
