@@ -20,13 +20,13 @@ class Holdings:
         self._config = config
         self._pool = pool
         self._held: Counter[bytes] = Counter()
-        self.total = 0
+        self.num_held = 0
 
     def excess(self, owner: bytes, num_new: int) -> Literal["quota", "capacity"] | None:
         """Return which limit `num_new` more blocks would exceed; None: neither."""
         if self._held[owner] + num_new > self._config.namespace_quota_blocks:
             return "quota"
-        if self.total + num_new > self._config.pin_cap_blocks:
+        if self.num_held + num_new > self._config.pin_cap_blocks:
             return "capacity"
         return None
 
@@ -42,7 +42,7 @@ class Holdings:
 
     def count(self, owner: bytes, num_blocks: int) -> None:
         """Add to the held blocks, or subtract from them, without pinning."""
-        self.total += num_blocks
+        self.num_held += num_blocks
         self._held[owner] += num_blocks
         if self._held[owner] == 0:
             del self._held[owner]
@@ -58,8 +58,8 @@ class Holdings:
             num_counted[reservation.owner] += reservation.num_blocks - len(reservation.blocks)
         held = {owner: len(blocks[owner]) + num_counted[owner] for owner in blocks}
         assert +Counter(held) == +self._held, "held blocks miscounted"
-        assert self.total == sum(held.values()), "total of held blocks miscounted"
-        assert self.total <= self._config.pin_cap_blocks, f"pin cap broken: {self.total}"
+        assert self.num_held == sum(held.values()), "total of held blocks miscounted"
+        assert self.num_held <= self._config.pin_cap_blocks, f"pin cap broken: {self.num_held}"
         for owner, num_held in held.items():
             quota = self._config.namespace_quota_blocks
             assert num_held <= quota, f"quota broken: {owner.hex()} holds {num_held}"

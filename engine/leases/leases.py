@@ -78,7 +78,7 @@ class Leases:
     @property
     def num_held(self) -> int:
         """Distinct pinned blocks plus those counted by reservations."""
-        return self._holdings.total
+        return self._holdings.num_held
 
     def reserve(self, namespace: bytes, request_id: str = "") -> Reservation:
         """Open an empty reservation for one request."""
