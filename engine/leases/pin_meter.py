@@ -24,9 +24,8 @@ class PinMeter:
         self._pool = pool
         self._block_size = block_size
         self._holders: dict[int, list[Lease]] = {}  # a block's leases, oldest first
-        self._idle: list[
-            tuple[int, int, Lease]
-        ] = []  # (last use, number, lease), in the order of eviction
+        # Idle leases in the order of eviction, as (last use, number, lease).
+        self._idle: list[tuple[int, int, Lease]] = []
 
     def hold(self, lease: Lease, now_ms: int) -> None:
         """Start to count a lease's blocks."""
