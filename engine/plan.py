@@ -1,8 +1,7 @@
-"""What one scheduler step asks of the model runner: the seam between bookkeeping and computation.
+"""The plan of one step: what the scheduler asks of the model runner.
 
-`engine.scheduling.scheduler` writes plans, a `Runner` executes them. The real runner is
-`engine.compute.model_runner`; the scheduler's oracle test has one whose KV slots hold
-(namespace, token).
+`engine.scheduling.scheduler` makes plans, a `Runner` executes them. The real runner is
+`engine.compute.model_runner`; tests have runners without a model.
 """
 
 from dataclasses import dataclass

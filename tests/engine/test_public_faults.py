@@ -40,7 +40,7 @@ def found(here: Bench, ids) -> int:
     """How much of a prompt could be read now."""
     tokens = np.array(list(ids), dtype=TOKEN_DTYPE)
     chain = PrefixChain(b"tenant-a", tokens, here.config.block_size)
-    return here.core.scheduler.index.match(chain, len(tokens)).tokens
+    return here.core.scheduler.tables.index.match(chain, len(tokens)).num_tokens
 
 
 def test_row_08_preemption_adds_nothing_to_what_was_read() -> None:

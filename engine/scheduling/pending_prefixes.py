@@ -1,11 +1,11 @@
-"""Prefixes in flight: what running sequences will commit soon, so that others need not compute it.
+"""Pending prefixes: a prompt waits for a prefix that a running one computes, and reuses it.
 
     leader     [ committed | next block | ............. ]   running, computes its prompt
     follower   [ matched   | next block | .... | own .. ]   waits, and then reads what it shares
 
-A leader is found by the key of its next uncommitted block, so a look-up costs one dictionary access
-however many run. A follower holds nothing while it waits, and never waits for long: computing a
-prefix twice is always correct, only dear.
+A leader is found by the key of its next uncommitted block: one dictionary access, however many
+sequences run. A follower holds no blocks while it waits, and waits for a limited time, since
+computing a prefix twice is correct, only slower.
 """
 
 from bisect import bisect_left
@@ -15,23 +15,22 @@ from engine.config import EngineConfig
 from engine.scheduling.sequence import Deferral, Sequence
 
 
-class InFlight:
-    """The running sequences that still compute blocks of their prompts, by their next block."""
+class PendingPrefixes:
+    """The running sequences that still compute full blocks of their prompts, by the next block."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Start with nobody running."""
+    def __init__(self, config: EngineConfig, *, is_on: bool) -> None:
+        """Start empty; when not on, no sequence ever leads."""
         self._config = config
-        # Who would wait in a static batch's queue would wait for the whole batch.
-        self._is_on = config.enable_prefix_caching and config.scheduling == "continuous"
+        self._is_on = is_on and config.enable_prefix_caching
         self._leaders: dict[bytes, Sequence] = {}
         self._next_keys: dict[Sequence, bytes] = {}
 
     def __contains__(self, sequence: Sequence) -> bool:
-        """Whether the sequence may be somebody's leader."""
+        """Whether the sequence may be a leader."""
         return sequence in self._next_keys
 
     def advance(self, leader: Sequence) -> None:
-        """Know a running sequence by the next block of its prompt, for as long as there is one."""
+        """Register a running sequence under the next block of its prompt, if there is one."""
         self.leave(leader)
         size = self._config.block_size
         end = (leader.computed // size + 1) * size
@@ -40,13 +39,13 @@ class InFlight:
             self._leaders.setdefault(key, leader)
 
     def leave(self, leader: Sequence) -> None:
-        """Forget a sequence; doing so twice changes nothing."""
+        """Remove a sequence. Idempotent."""
         key = self._next_keys.pop(leader, None)
         if key is not None and self._leaders.get(key) is leader:
             del self._leaders[key]
 
     def defer(self, follower: Sequence, num_matched: int, now_ms: int) -> bool:
-        """Whether a sequence that matches `num_matched` tokens now had better wait for more."""
+        """Defer a sequence that matches `num_matched` tokens; returns false if it should start."""
         until_ms = now_ms + self._config.max_defer_ms
         if follower.deferral is not None:
             until_ms = follower.deferral.until_ms
@@ -54,15 +53,15 @@ class InFlight:
         if leader is None or now_ms >= until_ms:
             return False
         num_shared = self._count_shared(leader, follower)
-        # What counts is what the leader computes for both, so that those who come a step later wait
-        # for the rest of it too: alike prompts cost one, wherever its chunks end.
+        # All that the leader computes for both counts, even if it is computed already, so that a
+        # follower that arrives a step later waits for the rest too.
         if num_shared - leader.num_reused < self._config.min_shared_tokens:
             return False
         follower.deferral = Deferral(leader, num_shared, until_ms)
         return True
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        """Assert that only running sequences lead."""
+        """Assert that every leader is running."""
         assert set(self._next_keys) <= set(running), "a leader does not run"
         assert set(self._leaders.values()) <= set(self._next_keys), "a leader without its key"
 
@@ -74,7 +73,7 @@ class InFlight:
         return self._leaders.get(follower.chain.at(end).key)
 
     def _count_shared(self, leader: Sequence, follower: Sequence) -> int:
-        """How many tokens of two prompts are equal and will be committed by the leader."""
+        """Return how many of the follower's first tokens the leader will commit."""
         size = self._config.block_size
         num_shortest = min(leader.num_prompt, follower.num_prompt)
 
@@ -82,7 +81,7 @@ class InFlight:
             ours, theirs = follower.chain.at(num_blocks * size), leader.chain.at(num_blocks * size)
             return ours.key != theirs.key
 
-        # A key stands for everything before it, so the first that differs is found by halves.
+        # A key covers everything before it, so the first one that differs is found by bisection.
         num_blocks = bisect_left(range(1, num_shortest // size + 1), True, key=differ)
         num_shared = num_blocks * size
         for grant in leader.grants:

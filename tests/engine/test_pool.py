@@ -117,11 +117,11 @@ def test_reuse_drops_the_full_entry_and_the_tail_entries_of_a_block() -> None:
     chain = publish(index, [block])
     index.publish(chain, 2, block)
     pool.release([block])
-    assert index.match(chain, 4).tokens == 3
+    assert index.match(chain, 4).num_tokens == 3
 
     pool.allocate()
 
-    assert index.match(chain, 4).tokens == 0
+    assert index.match(chain, 4).num_tokens == 0
     index.check_integrity()
 
 

@@ -29,7 +29,7 @@ def test_a_static_batch_is_filled_once_and_run_dry() -> None:
     assert batches(here) == [3, 3, *[2] * 2, *[1] * 5, *[3] * 3, *[2] * 3, *[1] * 8]
 
 
-def test_a_continuous_batch_gives_each_seat_on_at_once() -> None:
+def test_a_continuous_batch_refills_each_running_slot_at_once() -> None:
     here = bench(max_num_seqs=3)
     submit_all(here)
 

@@ -1,5 +1,5 @@
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.waiting import WaitingQueue
+from engine.scheduling.waiting_queue import WaitingQueue
 from tests.engine.oracle import ask, small_config
 
 

@@ -1,4 +1,4 @@
-"""What a lease is, what is reserved for one, and what a tier keeps of one."""
+"""Lease, Reservation and StoredPrefix: the values that leases, tiers and sequences share."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -11,17 +11,18 @@ _OWNER_FIELD = b"kvmeter/owner/1\0"
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The promise of one exact prefix until a deadline. Its identity is the prefix's key.
+    """A promise to keep one exact prefix until a deadline.
 
-    id            names this lease once and for all; the same prefix leased again has another id
-    number        leases made before it, in this engine process
-    request_id    the request whose breakpoint made it
+    id            unique; the same prefix leased again later has another id
+    number        leases made before it in this engine process
+    request_id    the request whose breakpoint it is
     owner         digest of its namespace
-    blocks        the pinned blocks that hold it; empty once it lives in other tiers only
-    persist       whether it is kept on disk, so that it outlives the engine
+    key           key of its prefix; a prefix has at most one live lease
+    blocks        the pinned blocks that hold it; empty while only other tiers hold it
+    persist       whether it is kept on disk, so that it outlives the engine process
     copies        tiers that hold a whole copy of it, fastest first
 
-    The rest is the meter's, in milliseconds times blocks: see `engine.leases.pin_meter`.
+    The other fields belong to `engine.leases.pin_meter`.
     """
 
     id: str
@@ -47,7 +48,7 @@ class Lease:
         return "device" if self.blocks else "".join(self.copies[:1])
 
     def report(self, reason: ReportReason, *, block_bytes: int) -> LeaseReport:
-        """What the lease has cost, as settled last."""
+        """Return what the lease had cost when the meter last settled it."""
         return LeaseReport(
             lease_id=self.id,
             request_id=self.request_id,
@@ -62,28 +63,28 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """What one request was granted and has not committed yet; nested breakpoints share it.
+    """The blocks that one request was granted and has not leased yet; its breakpoints share it.
 
     blocks           the request's first blocks, pinned: matched at admission or committed since
-    num_blocks       all blocks it was granted; those past `blocks` are counted, not pinned
-    tokens           how many tokens of the request are valid in `blocks`
-    num_outstanding  granted breakpoints still to be committed
+    num_blocks       all granted blocks; those past `blocks` are counted, not pinned
+    num_tokens       how many of the request's tokens are valid in `blocks`
+    num_outstanding  granted breakpoints that are not committed yet
     """
 
     owner: bytes
     request_id: str = ""
     blocks: list[int] = field(default_factory=list)
     num_blocks: int = 0
-    tokens: int = 0
+    num_tokens: int = 0
     num_outstanding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """A lease as a tier outside the KV pool knows it: enough to find it, to check it, to make it.
+    """A lease as a tier outside the KV pool stores it, beside the KV itself.
 
-    `parent_key` is the key of the prefix's last full block before its end, where a search looks;
-    `tokens` are all of its token ids, packed: a search compares them.
+    parent_key    key of the last full block before the prefix's end; a search starts from it
+    token_ids     all token ids of the prefix, packed; a search compares them
     """
 
     lease_id: str
@@ -91,26 +92,26 @@ class StoredPrefix:
     owner: bytes
     key: bytes
     parent_key: bytes
-    tokens: bytes
+    token_ids: bytes
 
     @property
     def num_tokens(self) -> int:
-        """The prefix's exact length."""
-        return len(self.tokens) // TOKEN_BYTES
+        """The prefix's length."""
+        return len(self.token_ids) // TOKEN_BYTES
 
 
 def owner_of(namespace: bytes) -> bytes:
-    """What stands for a namespace where the namespace itself need not be known: its digest."""
+    """Return a namespace's digest, which identifies it where it need not be known itself."""
     return hashlib.sha256(_OWNER_FIELD + namespace).digest()
 
 
 def stored_prefix(lease: Lease, prefix: Prefix) -> StoredPrefix:
-    """The lease of `prefix` in a tier's terms."""
+    """Return what a tier stores of the lease of `prefix`."""
     assert prefix.parent is not None, "a lease has tokens"
     nodes = []
     node: Prefix = prefix
     while node.parent is not None:
-        nodes.append(node.tokens)
+        nodes.append(node.token_ids)
         node = node.parent
     return StoredPrefix(
         lease_id=lease.id,
@@ -118,5 +119,5 @@ def stored_prefix(lease: Lease, prefix: Prefix) -> StoredPrefix:
         owner=lease.owner,
         key=lease.key,
         parent_key=prefix.parent.key,
-        tokens=b"".join(reversed(nodes)),
+        token_ids=b"".join(reversed(nodes)),
     )

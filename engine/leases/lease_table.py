@@ -1,9 +1,9 @@
-"""The live leases, found by prefix, by id and by deadline."""
+"""The live leases, indexed by prefix, by id and by deadline."""
 
 import heapq
 from collections.abc import Iterator
 
-from engine.lease import Lease
+from engine.lease_types import Lease
 
 _SPARE_DEADLINES = 64
 
@@ -15,7 +15,7 @@ class LeaseTable:
         """Start empty."""
         self._by_key: dict[bytes, Lease] = {}
         self._by_id: dict[str, Lease] = {}
-        # One item a lease: its deadline may lie before the lease's own, never after it.
+        # One item for each lease. Its deadline may be earlier than the lease's own, never later.
         self._deadlines: list[tuple[int, int, Lease]] = []
 
     def __len__(self) -> int:
@@ -31,23 +31,23 @@ class LeaseTable:
         heapq.heappush(self._deadlines, (lease.deadline_ms, lease.number, lease))
 
     def remove(self, lease: Lease) -> None:
-        """Forget a lease."""
+        """Remove a lease."""
         del self._by_key[lease.key], self._by_id[lease.id]
-        # Leases that end early leave their deadlines behind, which may be an hour away.
+        # A lease that ends early leaves its item in the heap until its deadline, perhaps an hour.
         if len(self._deadlines) > 2 * len(self) + _SPARE_DEADLINES:
             self._deadlines = [item for item in self._deadlines if self._is_live(item[2])]
             heapq.heapify(self._deadlines)
 
     def of_prefix(self, key: bytes) -> Lease | None:
-        """The lease of exactly this prefix."""
+        """Return the lease of exactly this prefix."""
         return self._by_key.get(key)
 
     def of_id(self, lease_id: str) -> Lease | None:
-        """The lease with this id."""
+        """Return the lease with this id."""
         return self._by_id.get(lease_id)
 
     def next_due(self) -> Lease | None:
-        """The lease with the earliest deadline."""
+        """Return the lease with the earliest deadline."""
         while self._deadlines:
             deadline_ms, number, lease = self._deadlines[0]
             if not self._is_live(lease):

@@ -1,11 +1,11 @@
-"""Leases: prefixes kept until a deadline, within a cap for all and a quota for each namespace.
+"""Leases: grants, commits, refreshes and ends the pinned prefixes, within a cap and quotas.
 
-    admission            answer() refuses, refreshes, or reserves: blocks that exist are pinned
-                         at once, those still to be computed are counted
-    commit of a step     commit() pins what the step computed and turns the reservation to a lease
-    end of the request   cancel() gives back what was reserved and never committed
-    blocks are short     give_up() unpins a lease that another tier holds whole; it stays granted
-    deadline, unpin      the lease ends everywhere; its blocks become the next to be evicted
+    admission            decide() refuses, refreshes, or reserves: existing blocks are pinned at
+                         once, blocks still to be computed are counted
+    commit of a step     commit() pins the computed blocks and turns the reservation into a lease
+    end of the request   cancel() frees what was reserved and never committed
+    blocks are short     unpin_spilled() unpins a lease that another tier holds; it stays granted
+    deadline, unpin      the lease ends in every tier; its blocks are the next to be evicted
 
 Held = distinct pinned blocks + blocks counted by reservations. It never exceeds the cap, so a
 pool that is larger than the cap by one request can always finish one request.
@@ -19,18 +19,18 @@ from typing import Any
 from engine.blocks.pool import BlockPool
 from engine.blocks.prefix_index import Match, Prefix, PrefixChain, Restored
 from engine.config import EngineConfig
-from engine.lease import Lease, Reservation, owner_of
+from engine.lease_types import Lease, Reservation, owner_of
 from engine.leases.holdings import Holdings
+from engine.leases.lease_table import LeaseTable
 from engine.leases.pin_meter import PinMeter
 from engine.leases.reservations import Reservations
-from engine.leases.table import LeaseTable
 from engine.protocol import Breakpoint, Grant, LeaseReport, ReportReason
 from engine.tiers.store import LeaseStore
 
 COUNTED = ("expired", "unpinned", "lost", "dropped", "given_up")
 
 
-class LeaseBook:
+class Leases:
     """Every lease and reservation of one engine."""
 
     def __init__(
@@ -41,7 +41,7 @@ class LeaseBook:
         *,
         boot_id: str = "",
     ) -> None:
-        """Start with the leases that `store` kept through a restart, and an empty pool."""
+        """Start with the leases that `store` kept through a restart; none of them is pinned."""
         self._config = config
         self._pool = pool
         self._store = store
@@ -50,10 +50,10 @@ class LeaseBook:
         self._holdings = Holdings(config, pool)
         self.meter = PinMeter(pool, config.block_size)
         self._leases = LeaseTable()
-        # Pinned, and whole in another tier: what may lose its pin, least lately read first.
+        # Leases that are pinned and whole in another tier too, least recently read first.
         self._spilled: dict[Lease, None] = {}
         self._reservations = Reservations(config, pool, self._holdings)
-        self.reports: list[LeaseReport] = []  # whoever takes them empties it
+        self.reports: list[LeaseReport] = []  # the engine core takes and clears them
         self._num_made = 0
         self.counts: dict[str, float] = {f"lease_{what}_total": 0 for what in COUNTED}
         for recovered in self._store.recover():
@@ -78,13 +78,13 @@ class LeaseBook:
     @property
     def num_held(self) -> int:
         """Distinct pinned blocks plus those counted by reservations."""
-        return self._holdings.total
+        return self._holdings.num_held
 
     def reserve(self, namespace: bytes, request_id: str = "") -> Reservation:
-        """Open the reservation of one request; it holds nothing yet."""
+        """Open an empty reservation for one request."""
         return self._reservations.open(owner_of(namespace), request_id)
 
-    def answer(
+    def decide(
         self,
         breakpoint_: Breakpoint,
         prefix: Prefix,
@@ -93,9 +93,9 @@ class LeaseBook:
         matched: Sequence[int],
         deadline_ms: int,
     ) -> Grant:
-        """Answer one breakpoint of a request that was admitted with `matched` blocks attached.
+        """Return the grant for one breakpoint of a request that has `matched` blocks attached.
 
-        Breakpoints of one request come in ascending order.
+        The breakpoints of one request are decided in ascending order.
         """
         grant = Grant(tokens=breakpoint_.tokens, write=breakpoint_.write, outcome="granted")
         if not self._config.enable_prefix_caching:
@@ -106,7 +106,7 @@ class LeaseBook:
         if lease is not None:
             return replace(grant, outcome="refreshed", lease_id=lease.id)
         reason = self._reservations.add(
-            reservation, breakpoint_.tokens, matched, give_up=self.give_up
+            reservation, breakpoint_.tokens, matched, unpin_spilled=self.unpin_spilled
         )
         if reason is not None:
             return replace(grant, outcome="refused", reason=reason)
@@ -117,22 +117,22 @@ class LeaseBook:
         reservation: Reservation,
         prefix: Prefix,
         *,
-        tokens: int,
+        num_tokens: int,
         table: Sequence[int],
         deadline_ms: int,
         persist: bool = False,
     ) -> str:
-        """Turn the first `tokens` tokens, now computed, into a lease, or refresh it; its id."""
-        self._reservations.advance(reservation, tokens, table)
+        """Lease the first `num_tokens` tokens, which are computed now; returns the lease's id."""
+        self._reservations.advance(reservation, num_tokens, table)
         if (lease := self._refresh(prefix, deadline_ms=deadline_ms, persist=persist)) is None:
-            blocks = tuple(reservation.blocks[: self._config.blocks_for(tokens)])
+            blocks = tuple(reservation.blocks[: self._config.blocks_for(num_tokens)])
             for block in blocks:
                 self._holdings.pin(reservation.owner, block)
             lease = self._make(
                 request_id=reservation.request_id,
                 owner=reservation.owner,
                 key=prefix.key,
-                num_tokens=tokens,
+                num_tokens=num_tokens,
                 blocks=blocks,
                 deadline_ms=deadline_ms,
                 persist=persist,
@@ -143,41 +143,41 @@ class LeaseBook:
         return lease.id
 
     def cancel(self, reservation: Reservation) -> None:
-        """Give back all that the reservation holds; doing so twice changes nothing."""
+        """Free all that a reservation holds. Idempotent."""
         self._reservations.cancel(reservation)
 
     def restore(self, chain: PrefixChain, num_tokens: int, match: Match) -> Match:
-        """Lengthen a match by the longest stored lease that goes beyond it, if that pays.
+        """Return the match, lengthened by the longest stored lease beyond it, if that pays.
 
-        At least one of `num_tokens` tokens is left to compute. A lease that turns out to have no
-        whole copy left is lost.
+        At least one of `num_tokens` tokens is left to compute. A lease whose last copy turns out
+        damaged ends as lost.
         """
         if not self._config.enable_prefix_caching:
             return match
-        while (key := self._store.find(chain, num_tokens, matched=match.tokens)) is not None:
+        while (key := self._store.find(chain, num_tokens, matched=match.num_tokens)) is not None:
             found = self._store.load(key, num_tokens - 1)
             self._take_copies(key)
             if found is not None:
-                payload, tokens, tier = found
-                restored = Restored(payload, tier=tier, tokens=tokens - match.tokens)
-                return Match(match.blocks, tokens, None, match.prefixes, restored)
+                payload, num_restored, tier = found
+                restored = Restored(payload, tier, num_restored - match.num_tokens)
+                return Match(match.blocks, num_restored, None, match.prefixes, restored)
         return match
 
-    def give_up(self, owner: bytes | None = None) -> bool:
-        """Unpin a lease (of one owner) that another tier holds whole; whether there was one."""
+    def unpin_spilled(self, owner: bytes | None = None) -> bool:
+        """Unpin a spilled lease (of one owner); returns whether there was one."""
         lease = next((each for each in self._spilled if owner in (None, each.owner)), None)
         if lease is not None:
             self._unpin(lease)
             self.counts["lease_given_up_total"] += 1
         return lease is not None
 
-    def count_given_up(self) -> int:
-        """Blocks that would be free if every lease that another tier holds whole were given up."""
+    def count_freed_by_unpinning(self) -> int:
+        """Return how many blocks would become free if every spilled lease were unpinned."""
         pins = Counter(block for lease in self._spilled for block in lease.blocks)
         return sum(self._pool.is_freed_by(num_pins, block) for block, num_pins in pins.items())
 
     def expire(self, now_ms: int) -> None:
-        """Let time pass: take note of what was stored, and end every lease that is due."""
+        """Set the time, record which copies are complete, and end every lease that is due."""
         self._now_ms = now_ms
         self.meter.tick(now_ms)
         for key in self._store.poll():
@@ -186,9 +186,9 @@ class LeaseBook:
             self._end(lease, "expired")
 
     def end(self, *, lease_ids: Iterable[str], namespaces: Iterable[bytes], now_ms: int) -> int:
-        """End these leases and all of these namespaces, in every tier; how many that were.
+        """End these leases and those of these namespaces, in every tier; returns how many.
 
-        Unknown ids and namespaces are none: ending twice is ending once.
+        Unknown ids and namespaces are ignored.
         """
         self._now_ms = now_ms
         owners = {owner_of(namespace) for namespace in namespaces}
@@ -200,28 +200,28 @@ class LeaseBook:
         return len(leases)
 
     def drop_next(self) -> bool:
-        """End the lease with the least time left; whether there was one."""
+        """End the lease with the earliest deadline; returns whether there was one."""
         if (lease := self._leases.next_due()) is None:
             return False
         self._end(lease, "dropped")
         return True
 
     def report_all(self, now_ms: int) -> None:
-        """Report every lease, because the engine stops."""
+        """Report every lease before the engine stops."""
         self._now_ms = now_ms
         for lease in self._leases:
             self._report(lease, "stopped")
 
     def next_expiry_ms(self) -> int | None:
-        """The earliest deadline of a live lease."""
+        """Return the earliest deadline of all live leases."""
         return lease.deadline_ms if (lease := self._leases.next_due()) else None
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters by metric name."""
+        """Return gauges and counters by metric name."""
         return self.counts | self._store.stats()
 
     def pins(self) -> list[int]:
-        """The pin count that each block should have."""
+        """Return the pin count that each block should have."""
         pins = [0] * self._pool.num_blocks
         for holder in (*self._leases, *self._reservations):
             for block in holder.blocks:
@@ -229,7 +229,7 @@ class LeaseBook:
         return pins
 
     def check_integrity(self) -> None:
-        """Assert that held blocks are counted right, and that every lease is whole somewhere."""
+        """Assert that held blocks are counted correctly and that every lease is whole somewhere."""
         self._holdings.check_integrity(self._leases, self._reservations)
         self._leases.check_integrity()
         leased = {block for lease in self._leases for block in lease.blocks}
@@ -237,7 +237,7 @@ class LeaseBook:
         assert num_paid == self.meter.num_leased_blocks() == len(leased), "blocks not paid once"
 
     def _make(self, lease_id: str | None = None, **fields: Any) -> Lease:
-        """A new live lease; one that comes from an earlier engine keeps its id."""
+        """Add a lease; one that an earlier engine process made keeps its id."""
         number = self._num_made
         self._num_made += 1
         lease = Lease(lease_id or f"{self._boot_id}:{number}", number, **fields)
@@ -245,7 +245,7 @@ class LeaseBook:
         return lease
 
     def _refresh(self, prefix: Prefix, *, deadline_ms: int, persist: bool) -> Lease | None:
-        """Lengthen the live lease of a prefix; None if there is none, or it turns out lost."""
+        """Extend the live lease of a prefix; returns None if there is none or it turns out lost."""
         if (lease := self._leases.of_prefix(prefix.key)) is None:
             return None
         if deadline_ms > lease.deadline_ms:
@@ -265,7 +265,7 @@ class LeaseBook:
             self._take_copies(key)
 
     def _take_copies(self, key: bytes) -> None:
-        """Take note of the tiers that hold a lease whole; one that nothing holds is lost."""
+        """Record which tiers hold a lease whole; one that neither they nor blocks hold is lost."""
         lease = self._leases.of_prefix(key)
         assert lease is not None, "the store keeps what was never leased"
         lease.copies = self._store.tiers_of(key)
@@ -277,7 +277,7 @@ class LeaseBook:
             self._end(lease, "lost")
 
     def _unpin(self, lease: Lease) -> None:
-        """Take a lease's pins away: in table order, so that its last block is evicted first."""
+        """Unpin a lease's blocks in table order, so that its last block is evicted first."""
         if lease.blocks:
             self.meter.release(lease, self._now_ms)
         for block in lease.blocks:
