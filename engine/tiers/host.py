@@ -4,7 +4,7 @@ It takes every lease that is worth it, at once, and forgets all when the engine 
 KV pool already is host memory, so there is no host tier.
 """
 
-from engine.lease import StoredPrefix
+from engine.lease_types import StoredPrefix
 from engine.tiers.tier import Payload, Recovered
 
 
