@@ -56,15 +56,17 @@ def up(
 
 
 def _make_first_keys(settings: Settings) -> None:
-    """Make the first keys if this is the first start, and show them this once."""
+    """Make the first keys if the database has none; show them once, on a terminal only."""
     database = Database(settings.ledger_url)
     try:
         keys = make_first_keys(database, settings.first_keys_path, new_id=new_id, now_ms=now_ms())
     finally:
         database.close()
-    if keys is not None:
+    if keys is None:
+        return
+    typer.echo(f"Your first keys are in {settings.first_keys_path}")
+    if sys.stdout.isatty():  # else it is a log, which must not have secrets
         typer.echo(
-            f"Your first keys, also in {settings.first_keys_path}:\n"
             f"  organization  {keys.organization_id}\n"
             f"  workspace     {keys.workspace_id}\n"
             f"  api key       {keys.api_key}\n"
