@@ -1,4 +1,4 @@
-"""What can go wrong in the engine, as one tree.
+"""Every exception that the engine raises on purpose, on both ends of its link, as one tree.
 
 EngineError
 ├── ModelFileError      a model file is missing, damaged or not what its folder says
@@ -9,11 +9,12 @@ EngineError
 ├── KVCacheTooSmall     the memory given to the KV cache holds not even one block
 ├── FrameError          a frame, or a value in it, is not what the protocol says
 ├── AddressError        an engine address cannot be read, bound or reached
+├── EngineLost          raised by the client: its link ended, or could not be made in time
 ├── JournalError        the journal cannot be locked, read or written; the engine must stop
 ├── LeaseFileError      a lease's file cannot be used; the lease is dropped
 │   ├── LeaseFileCorrupt    it is torn or damaged
 │   └── LeaseFileForeign    another model, number format, layout or version wrote it
-└── SettingError        a command line value that this machine cannot serve
+└── SettingError        a command line value or a standard input that cannot be used here
 """
 
 from pathlib import Path
@@ -89,6 +90,10 @@ class AddressError(EngineError):
     """An engine address cannot be read, bound or reached."""
 
 
+class EngineLost(EngineError):
+    """A client's link to the engine ended, or could not be made in time."""
+
+
 class JournalError(EngineError):
     """The journal cannot be locked, read or written; the engine must stop."""
 
@@ -114,4 +119,4 @@ class LeaseFileForeign(LeaseFileError):
 
 
 class SettingError(EngineError):
-    """A command line value that this machine cannot serve."""
+    """A command line value or a standard input that cannot be used on this machine."""

@@ -1,8 +1,8 @@
 """The engine's only door: connect, ask, listen. Async; imports neither torch nor the core."""
 
 from engine.client.connection import connect_engine
-from engine.client.interface import EngineClient, EngineLost, Generation
-from engine.errors import AddressError
+from engine.client.interface import EngineClient, Generation
+from engine.errors import AddressError, EngineLost
 from engine.protocol import (
     Admitted,
     Breakpoint,

@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any, NoReturn
 
 from engine.client.generation import LinkGeneration
-from engine.client.interface import EngineClient, EngineLost, Generation
-from engine.errors import FrameError
+from engine.client.interface import EngineClient, Generation
+from engine.errors import EngineLost, FrameError
 from engine.link.address import TcpAddress, parse_address, short_path, tune
 from engine.link.frames import (
     Abort,

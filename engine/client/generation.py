@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from engine.client.interface import EngineLost
+from engine.errors import EngineLost
 from engine.link.frames import Abort, ClientMessage, Finish
 from engine.protocol import Event, Finished, Rejected
 

@@ -6,10 +6,6 @@ from typing import Protocol
 from engine.protocol import EngineInfo, EngineRecord, Event, GenerateRequest, LeaseReport
 
 
-class EngineLost(Exception):
-    """The link to the engine ended, or could not be made in time."""
-
-
 class Generation(Protocol):
     """One request in flight. Iterate it for its events; the last is Finished or Rejected.
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from engine.core import EngineCore
-from engine.errors import EngineError, FrameError
+from engine.errors import FrameError, SettingError
 from engine.journal.journal import Journal
 from engine.link.address import tune
 from engine.link.connection import Link
@@ -102,7 +102,7 @@ class EngineServer:
             self._waker.send(b".")
 
     def stop_at_end_of(self, fd: int) -> None:
-        """Stop when the pipe `fd` reaches its end. Raises EngineError if it is no pipe."""
+        """Stop when the pipe `fd` reaches its end. Raises SettingError if it is no pipe."""
 
         def read(_mask: int) -> None:
             if not os.read(fd, 4096):
@@ -112,7 +112,7 @@ class EngineServer:
         try:
             self._selector.register(fd, selectors.EVENT_READ, read)
         except PermissionError as error:
-            raise EngineError("Standard input must be a pipe, to wait for its end.") from error
+            raise SettingError("Standard input must be a pipe, to wait for its end.") from error
 
     def _wait(self) -> None:
         """Sleep until something happened or is due, and let each event's handler read it."""
