@@ -146,15 +146,15 @@ class Engine:
 
     async def _follow(self, request: GenerateRequest, answer: Answer, stop_at: int | None) -> None:
         arrivals = answer.timing.arrivals_s
-        generation = self.client.generate(request)
-        async for event in generation:
+        stream = self.client.generate(request)
+        async for event in stream:
             match event:
                 case Admitted():
                     answer.admitted_s = perf_counter()
                 case Tokens(_, ids):
                     arrivals += [perf_counter()] * len(ids)
                     if stop_at is not None and len(arrivals) == stop_at:
-                        generation.finish(stop_at)
+                        stream.finish(stop_at)
                 case Finished(record=record, message=message):
                     answer.record, answer.refusal = record, message
                 case Rejected(message=message):

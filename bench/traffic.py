@@ -17,8 +17,8 @@ from engine.client import (
     Event,
     Finished,
     GenerateRequest,
-    Generation,
     Rejected,
+    RequestStream,
     Tokens,
     connect_engine,
 )
@@ -150,38 +150,38 @@ class Traffic:
             client = self._fickle
             await client.ready(READY_SECONDS)
         ask.sent_s = perf_counter()
-        generation = client.generate(ask.request)
+        stream = client.generate(ask.request)
         timers: list[asyncio.TimerHandle] = []
         loop = asyncio.get_running_loop()
 
         def abort_in(most_seconds: float) -> None:
             delay = self._chance.uniform(0, most_seconds)
-            timers.append(loop.call_later(delay, self._abort, ask, generation))
+            timers.append(loop.call_later(delay, self._abort, ask, stream))
 
         if ask.fate == "aborted":
             abort_in(self._patience_seconds)
         try:
-            async for event in generation:
+            async for event in stream:
                 self._take(ask, event)
                 if ask.fate == "aborted soon" and isinstance(event, Admitted):
                     abort_in(self._patience_seconds / 8)
                 elif ask.num_tokens >= ask.ends_at and isinstance(event, Tokens):
-                    self._end_at(ask, generation)
+                    self._end_at(ask, stream)
         finally:
             for timer in timers:
                 timer.cancel()
 
-    def _abort(self, ask: Ask, generation: Generation) -> None:
+    def _abort(self, ask: Ask, stream: RequestStream) -> None:
         if ask.aborted_s is None:
             ask.aborted_s = perf_counter()
             self.tally.aborts[ask.state] += 1
-            generation.abort()
+            stream.abort()
 
-    def _end_at(self, ask: Ask, generation: Generation) -> None:
+    def _end_at(self, ask: Ask, stream: RequestStream) -> None:
         if ask.fate == "aborted at":
-            self._abort(ask, generation)
+            self._abort(ask, stream)
         elif ask.fate == "finished at":
-            generation.finish(ask.ends_at)
+            stream.finish(ask.ends_at)
 
     def _take(self, ask: Ask, event: Event) -> None:
         match event:

@@ -6,7 +6,7 @@ from typing import Protocol
 from engine.protocol import EngineInfo, EngineRecord, Event, GenerateRequest, LeaseReport
 
 
-class Generation(Protocol):
+class RequestStream(Protocol):
     """One request in flight. Iterate it for its events; the last is Finished or Rejected.
 
     Raises EngineLost from iteration when the link ends first; the journal then knows the rest.
@@ -33,7 +33,7 @@ class EngineClient(Protocol):
         """What the connected engine is; None while there is no link."""
         ...
 
-    def generate(self, request: GenerateRequest) -> Generation:
+    def generate(self, request: GenerateRequest) -> RequestStream:
         """Submit a request. Raises EngineLost if there is no link now."""
         ...
 
@@ -68,4 +68,4 @@ class EngineClient(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the link and every generation on it."""
+        """End the link and every stream on it."""

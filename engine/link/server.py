@@ -17,7 +17,7 @@ from engine.core import EngineCore
 from engine.errors import FrameError, SettingError
 from engine.journal.journal import Journal
 from engine.link.address import tune
-from engine.link.connection import Link
+from engine.link.client_socket import ClientSocket
 from engine.link.frames import (
     Abort,
     ClientMessage,
@@ -64,13 +64,13 @@ class EngineServer:
         self._core, self._info, self._journal, self._clock = core, info, journal, clock
         self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._links: set[Link] = set()
-        self._owners: dict[str, Link] = {}
-        self._outbox: defaultdict[Link, list[Event]] = defaultdict(list)
+        self._links: set[ClientSocket] = set()
+        self._owners: dict[str, ClientSocket] = {}
+        self._outbox: defaultdict[ClientSocket, list[Event]] = defaultdict(list)
         # The newest report of each lease, for links to come.
         reports = journal.last_reports(MAX_REPORTS_AGAIN)
         self._reports: dict[str, LeaseReport] = {report.lease_id: report for report in reports}
-        self._questions: list[tuple[Link, Lookup | Stats | Unpinned]] = []
+        self._questions: list[tuple[ClientSocket, Lookup | Stats | Unpinned]] = []
         self._stopping = False
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -138,7 +138,7 @@ class EngineServer:
         self._answer()
         self._tend_links()
 
-    def _owner_of(self, event: Event) -> Link | None:
+    def _owner_of(self, event: Event) -> ClientSocket | None:
         """The link that waits for this event, if it is still there."""
         if not isinstance(event, Finished | Rejected):
             return self._owners.get(event.request_id)
@@ -151,13 +151,13 @@ class EngineServer:
         with suppress(OSError):  # the client left between the event and here
             connection, _ = self._listener.accept()
             tune(connection)
-            link = Link(connection)
+            link = ClientSocket(connection)
             self._selector.register(connection, selectors.EVENT_READ, partial(self._io, link))
             self._links.add(link)
             if len(self._links) > MAX_LINKS:
                 link.refuse(f"Too many links: {MAX_LINKS}")
 
-    def _io(self, link: Link, mask: int) -> None:
+    def _io(self, link: ClientSocket, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             link.send_unsent()
         if mask & selectors.EVENT_READ:
@@ -169,7 +169,7 @@ class EngineServer:
         if link.ended:
             self._drop(link)
 
-    def _take(self, link: Link, message: ClientMessage) -> None:
+    def _take(self, link: ClientSocket, message: ClientMessage) -> None:
         match message:
             case Hello():
                 self._greet(link)
@@ -197,7 +197,7 @@ class EngineServer:
         )
         return Unpinned(question.call, num_leases)
 
-    def _submit(self, link: Link, request: GenerateRequest) -> None:
+    def _submit(self, link: ClientSocket, request: GenerateRequest) -> None:
         if len(request.request_id) > MAX_REQUEST_ID_CHARS:
             raise FrameError(f"A request id has at most {MAX_REQUEST_ID_CHARS} characters.")
         if (rejected := self._rejected(request)) is not None:
@@ -225,7 +225,7 @@ class EngineServer:
             for link in [link for link in self._links if link.is_open]:
                 link.send(Reports(tuple(reports)))
 
-    def _greet(self, link: Link) -> None:
+    def _greet(self, link: ClientSocket) -> None:
         """Say what the engine is, and again what leases have cost: twice does no harm.
 
         A gateway may have died before it kept what it heard; none heard the last engine stop.
@@ -268,7 +268,7 @@ class EngineServer:
             if key.events != events:
                 self._selector.modify(link.connection, events, key.data)
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: ClientSocket) -> None:
         """Close a link and abort its requests; their records close in the next step."""
         for request_id in link.request_ids:
             self._core.abort(request_id)

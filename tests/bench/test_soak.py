@@ -97,12 +97,12 @@ async def test_an_engine_with_a_request_left_is_not_idle(
     )
 
     async with Engine(tiny_folder, "--dtype", "float32") as engine:
-        generation = engine.client.generate(endless)
-        await anext(aiter(generation))
+        stream = engine.client.generate(endless)
+        await anext(aiter(stream))
         with pytest.raises(BenchError, match="not idle"):
             await take_sample(engine, 0.0)
-        generation.abort()
-        async for _ in generation:
+        stream.abort()
+        async for _ in stream:
             pass
         await take_sample(engine, 0.0)
 

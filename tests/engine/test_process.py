@@ -90,10 +90,10 @@ async def test_an_engine_runs_until_its_stdin_closes_and_ends_in_order(tiny_fold
         assert (info.model_id, info.dtype, info.device) == ("tiny", "float32", "cpu")
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
-        generation = client.generate(generate_request("req_1", max_tokens=4_000))
+        stream = client.generate(generate_request("req_1", max_tokens=4_000))
         events = []
 
-        async for event in generation:
+        async for event in stream:
             events.append(event)
             if isinstance(event, Tokens) and not process.stdin.closed:
                 process.stdin.close()

@@ -9,8 +9,8 @@ from engine.link.frames import Abort, ClientMessage, Finish
 from engine.protocol import Event, Finished, Rejected
 
 
-class LinkGeneration:
-    """An iterator over one request's events; see `engine.client.Generation`.
+class LinkRequestStream:
+    """An iterator over one request's events; see `engine.client.RequestStream`.
 
     The queue needs no bound of its own: the request's `max_tokens` and breakpoints bound how many
     events can come.
@@ -25,7 +25,7 @@ class LinkGeneration:
     ) -> None:
         """`send` puts a message on the request's link, or does nothing once that has ended.
 
-        `abandon` is called if the generation is thrown away before its end, by whichever thread
+        `abandon` is called if the stream is thrown away before its end, by whichever thread
         happens to collect it.
         """
         self.request_id = request_id
@@ -36,8 +36,8 @@ class LinkGeneration:
         self._ended = False
         self._lost: str | None = None
 
-    def __aiter__(self) -> "LinkGeneration":
-        """The generation is its own, only iterator."""
+    def __aiter__(self) -> "LinkRequestStream":
+        """The stream is its own, only iterator."""
         return self
 
     async def __anext__(self) -> Event:

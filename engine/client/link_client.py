@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any, NoReturn
 
-from engine.client.generation import LinkGeneration
-from engine.client.interface import EngineClient, Generation
+from engine.client.interface import EngineClient, RequestStream
+from engine.client.request_stream import LinkRequestStream
 from engine.errors import EngineLost, FrameError
 from engine.link.address import TcpAddress, parse_address, short_path, tune
 from engine.link.frames import (
@@ -69,8 +69,8 @@ class LinkClient:
         self._linked = asyncio.Event()
         self._trouble = "not connected yet"
         self._writer: asyncio.StreamWriter | None = None
-        # Weak: a generation that nobody iterates any more is not kept for its last event.
-        self._generations: weakref.WeakValueDictionary[str, LinkGeneration] = (
+        # Weak: a stream that nobody iterates any more is not kept for its last event.
+        self._streams: weakref.WeakValueDictionary[str, LinkRequestStream] = (
             weakref.WeakValueDictionary()
         )
         self._call_ids = count()
@@ -96,21 +96,21 @@ class LinkClient:
         """What the connected engine is; None while there is no link."""
         return self._info
 
-    def generate(self, request: GenerateRequest) -> Generation:
+    def generate(self, request: GenerateRequest) -> RequestStream:
         """Submit a request. Raises EngineLost if there is no link now."""
         request_id = request.request_id
-        assert request_id not in self._generations, f"Request id in use: {request_id}"
+        assert request_id not in self._streams, f"Request id in use: {request_id}"
         writer = self._writer
         if self._info is None or writer is None:
             raise EngineLost(f"No engine at {self._url}: {self._trouble}")
         self._send(Submit(request), writer)
-        generation = LinkGeneration(
+        stream = LinkRequestStream(
             request_id,
             send=lambda message: self._send(message, writer),
             abandon=lambda: self._abandon(request_id, writer),
         )
-        self._generations[request_id] = generation
-        return generation
+        self._streams[request_id] = stream
+        return stream
 
     async def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord | None]:
         """The closed records of these requests; see `EngineClient`. Raises EngineLost."""
@@ -144,7 +144,7 @@ class LinkClient:
             await self._reported.wait()
 
     async def close(self) -> None:
-        """End the link and every generation on it."""
+        """End the link and every stream on it."""
         self._trouble = "this client was closed"
         self._is_closed = True
         self._reported.set()
@@ -229,20 +229,20 @@ class LinkClient:
                 raise EngineLost(f"the engine refused the link: {reason}")
 
     def _deliver(self, event: Event) -> None:
-        generation = self._generations.get(event.request_id)
-        if generation is not None:
-            generation.deliver(event)
-        if generation is not None and generation.has_ended:
-            del self._generations[event.request_id]
+        stream = self._streams.get(event.request_id)
+        if stream is not None:
+            stream.deliver(event)
+        if stream is not None and stream.has_ended:
+            del self._streams[event.request_id]
 
     def _forget_link(self) -> None:
         """Tell everything that waited on the link that it is gone. Idempotent."""
         self._info = self._writer = None
         self._linked.clear()
         reason = f"Lost the engine at {self._url}: {self._trouble}"
-        for generation in list(self._generations.values()):
-            generation.lose(reason)
-        self._generations.clear()
+        for stream in list(self._streams.values()):
+            stream.lose(reason)
+        self._streams.clear()
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(EngineLost(reason))
@@ -256,6 +256,6 @@ class LinkClient:
             writer.transport.abort()
 
     def _abandon(self, request_id: str, writer: asyncio.StreamWriter) -> None:
-        """Abort a request whose generation was thrown away. Safe from any thread."""
+        """Abort a request whose stream was thrown away. Safe from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the link with it
             self._loop.call_soon_threadsafe(self._send, Abort(request_id), writer)

@@ -23,7 +23,7 @@ MAX_UNSENT_BYTES = 16 << 20
 _CHUNK_BYTES = 256 << 10
 
 
-class Link:
+class ClientSocket:
     """A connected client. `request_ids` are its requests that have not ended."""
 
     def __init__(self, connection: socket.socket) -> None:
