@@ -188,9 +188,9 @@ class Traffic:
             case Admitted():
                 self._note_answer(ask)
                 ask.state = "prefill"
-            case Tokens(_, ids):
+            case Tokens(_, token_ids):
                 ask.state = "decode"
-                ask.num_tokens += len(ids)
+                ask.num_tokens += len(token_ids)
             case Finished(record=record, reason=reason):
                 self._take_end(ask, record, reason)
             case Rejected(code=code):

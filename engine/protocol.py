@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 PROTOCOL_VERSION = 1
+WIRE_KEY = (
+    "wire_key"  # field metadata: the field's key in frames and journal lines, if not its name
+)
 
 GrantOutcome = Literal["granted", "refreshed", "refused"]
 FinishReason = Literal[
@@ -39,14 +42,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """A prefix of exactly `tokens` tokens to pin for `ttl_ms` more.
+    """A prefix of exactly `num_tokens` tokens to pin for `ttl_ms` more.
 
     `write` marks a new promise that waits for its grant; without it the breakpoint is a live entry
     that this request reads: its lease is refreshed, or restored at our cost if it was lost.
     `persist` asks to keep the lease on disk too, so that it outlives the engine.
     """
 
-    tokens: int
+    num_tokens: int = field(metadata={WIRE_KEY: "tokens"})
     ttl_ms: int
     write: bool
     persist: bool = False
@@ -56,15 +59,17 @@ class Breakpoint:
 class GenerateRequest:
     """One prompt to continue.
 
-    `prompt` holds the token ids as packed little-endian u32; `namespace` is the opaque isolation
-    key, never empty; `read_tokens` is the prefix that the client bills as a cache read (0: none);
-    `breakpoints` ascend strictly by `tokens`. `max_tokens` 0 computes the prompt and nothing else;
-    `ignore_eos` runs to `max_tokens` whatever `stop_token_ids` says.
+    prompt_token_ids   packed little-endian u32
+    namespace          the opaque isolation key, never empty
+    read_tokens        length of the prefix that the client bills as a cache read; 0: none
+    breakpoints        strictly ascending by `num_tokens`
+    max_tokens         0: compute the prompt and produce no output
+    ignore_eos         continue to `max_tokens`; `stop_token_ids` have no effect
     """
 
     request_id: str
     namespace: bytes
-    prompt: bytes
+    prompt_token_ids: bytes = field(metadata={WIRE_KEY: "prompt"})
     max_tokens: int
     read_tokens: int = 0
     sampling: Sampling = Sampling()
@@ -75,7 +80,7 @@ class GenerateRequest:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens in the prompt."""
-        return len(self.prompt) // 4
+        return len(self.prompt_token_ids) // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +88,11 @@ class Grant:
     """The engine's answer to one breakpoint, final for billing.
 
     `reason` is set when refused: `quota`, `capacity`, `too_short` or `caching_disabled`.
-    `committed` becomes true when the step that reached exactly `tokens` has been committed.
+    `committed` becomes true when the step that reached exactly `num_tokens` has been committed.
     `lease_id` names the lease: at once when refreshed, from the commit on when granted.
     """
 
-    tokens: int
+    num_tokens: int = field(metadata={WIRE_KEY: "tokens"})
     write: bool
     outcome: GrantOutcome
     reason: str | None = None
@@ -106,10 +111,10 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The prefix of exactly `tokens` tokens is computed and pinned."""
+    """The prefix of exactly `num_tokens` tokens is computed and pinned."""
 
     request_id: str
-    tokens: int
+    num_tokens: int = field(metadata={WIRE_KEY: "tokens"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ class Tokens:
     """Output tokens of one step, the stop token included."""
 
     request_id: str
-    ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = field(metadata={WIRE_KEY: "ids"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,7 @@ ReportReason = Literal[
 class LeaseReport:
     """What a lease has cost so far: totals that never fall, so of several the largest counts.
 
-    The lease of `request_id`'s breakpoint at `tokens` has pinned blocks for `idle_block_ms` +
+    The lease of `request_id`'s breakpoint at `num_tokens` has pinned blocks for `idle_block_ms` +
     `contended_block_ms` block-milliseconds; contended are those in which its blocks would have been
     evicted without it. A block that several leases pin is counted for one of them. `tier` and
     `num_bytes` (pinned) are as of now.
@@ -188,7 +193,7 @@ class LeaseReport:
 
     lease_id: str
     request_id: str
-    tokens: int
+    num_tokens: int = field(metadata={WIRE_KEY: "tokens"})
     reason: ReportReason
     tier: str
     num_bytes: int

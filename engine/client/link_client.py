@@ -24,7 +24,7 @@ from engine.link.frames import (
     Lookup,
     Reports,
     Stats,
-    Step,
+    StepFrame,
     Submit,
     Unpin,
     Unpinned,
@@ -211,7 +211,7 @@ class LinkClient:
 
     def _take_message(self, message: EngineMessage, writer: asyncio.StreamWriter) -> None:
         match message:
-            case Step(events):
+            case StepFrame(events):
                 for event in events:
                     self._deliver(event)
             case Reports(reports):

@@ -67,10 +67,10 @@ class Journal:
         self._in_flight[record.request_id] = _InFlight(record, record.output_tokens)
         self._open.append({"admitted": to_plain(EngineRecord, record)})
 
-    def committed(self, request_id: str, tokens: int) -> None:
-        """The breakpoint at `tokens` is computed and pinned."""
-        self._in_flight[request_id].committed.add(tokens)
-        self._open.append({"committed": request_id, "tokens": tokens})
+    def committed(self, request_id: str, num_tokens: int) -> None:
+        """The breakpoint at `num_tokens` is computed and pinned."""
+        self._in_flight[request_id].committed.add(num_tokens)
+        self._open.append({"committed": request_id, "tokens": num_tokens})
 
     def produced(self, request_id: str, output_tokens: int) -> None:
         """The request has `output_tokens` output tokens in all."""
@@ -248,7 +248,7 @@ class _InFlight:
     def record_now(self) -> EngineRecord:
         """The record with the facts up to now."""
         grants = tuple(
-            replace(grant, committed=grant.committed or grant.tokens in self.committed)
+            replace(grant, committed=grant.committed or grant.num_tokens in self.committed)
             for grant in self.record.grants
         )
         return replace(self.record, grants=grants, output_tokens=self.output_tokens)

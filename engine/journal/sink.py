@@ -12,8 +12,8 @@ class JournalSink(Protocol):
         """A request left the queue; its grants are final and none is committed."""
         ...
 
-    def committed(self, request_id: str, tokens: int) -> None:
-        """The breakpoint at `tokens` is committed."""
+    def committed(self, request_id: str, num_tokens: int) -> None:
+        """The breakpoint at `num_tokens` is committed."""
         ...
 
     def produced(self, request_id: str, output_tokens: int) -> None:

@@ -1,10 +1,15 @@
 """The frames of the engine link: a 4-byte big-endian length, then one msgpack map.
 
-Each side opens with Hello; the engine's carries its info. Then the client sends Submit, Abort,
-Finish, Lookup, Stats and Unpin; the engine sends one Step per scheduler step with all events of
-that link, answers each Lookup with Found, each Stats with Gauges and each Unpin with Unpinned (same
-`call`), sends Reports of leases to every link, and says Fault before it ends a link that sent
-something else.
+Each side sends Hello first; the engine's Hello carries its info. Then each client frame has its
+reply:
+
+    Submit, Abort, Finish   events in StepFrames: one a scheduler step, with all events of the link
+    Lookup                  Found, with the same `call`
+    Stats                   Gauges, with the same `call`
+    Unpin                   Unpinned, with the same `call`
+    anything else           Fault, and the end of the link
+
+Reports of leases go to every link, unasked.
 """
 
 from collections.abc import Iterator
@@ -42,7 +47,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Generate; events follow in Step frames."""
+    """Generate; events follow in StepFrames."""
 
     request: GenerateRequest
 
@@ -87,9 +92,10 @@ class Unpin:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """All events of one scheduler step for one link."""
+class StepFrame:
+    """All events of one scheduler step for one link; the link's part of an engine step."""
 
+    wire_tag = "step"
     events: tuple[Admitted | Committed | Tokens | Finished | Rejected, ...]
 
 
@@ -132,7 +138,7 @@ class Fault:
 
 
 ClientMessage = Hello | Submit | Abort | Finish | Lookup | Stats | Unpin
-EngineMessage = Hello | Step | Found | Gauges | Unpinned | Reports | Fault
+EngineMessage = Hello | StepFrame | Found | Gauges | Unpinned | Reports | Fault
 
 
 def encode_client(message: ClientMessage) -> bytes:

@@ -28,7 +28,7 @@ from engine.link.frames import (
     Lookup,
     Reports,
     Stats,
-    Step,
+    StepFrame,
     Submit,
     Unpin,
     Unpinned,
@@ -126,13 +126,13 @@ class EngineServer:
         return None if due_ms is None else max(0, due_ms - self._clock()) / 1000
 
     def _turn(self) -> None:
-        """Step, write the facts down, then tell them."""
+        """StepFrame, write the facts down, then tell them."""
         for event in self._core.step(self._clock()):
             if link := self._owner_of(event):
                 self._outbox[link].append(event)
         self._journal.flush()
         for link, events in self._outbox.items():
-            link.send(Step(tuple(events)))
+            link.send(StepFrame(tuple(events)))
         self._outbox.clear()
         self._send_reports()
         self._answer()

@@ -95,5 +95,11 @@ async def _keep_recording(deps: Dependencies, inbox: _Inbox) -> None:
 async def _record(deps: Dependencies, reports: Sequence[LeaseReport]) -> None:
     if not reports:
         return
-    booked = [BookedReport(**asdict(report)) for report in reports]
+    booked = [_booked(report) for report in reports]
     await write(deps, partial(book_lease_reports, reports=booked, reported_at_ms=deps.now_ms()))
+
+
+def _booked(report: LeaseReport) -> BookedReport:
+    """The engine's report in billing's fields."""
+    fields = asdict(report)
+    return BookedReport(tokens=fields.pop("num_tokens"), **fields)

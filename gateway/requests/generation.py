@@ -197,10 +197,10 @@ class Generation:
                 case Admitted(grants=grants):
                     self._admitted.set_result(cache_outcome(hold, grants))
                     await self._withdraw_refused(hold, grants)
-                case Committed(tokens=tokens):
-                    await self._activate(tokens)
-                case Tokens(ids=ids):
-                    self._take(ids, request_stream)
+                case Committed(num_tokens=num_tokens):
+                    await self._activate(num_tokens)
+                case Tokens(token_ids=token_ids):
+                    self._take(token_ids, request_stream)
                 case (Finished() | Rejected()) as last:
                     return last
 
@@ -210,9 +210,9 @@ class Generation:
         if len(granted) < len(hold.writes):
             await self._change_entries(partial(remove_unpaid, paid=granted))
 
-    async def _activate(self, tokens: int) -> None:
+    async def _activate(self, num_tokens: int) -> None:
         """Make the entry of a committed prefix live, before any output is shown."""
-        await self._change_entries(partial(activate, tokens=tokens))
+        await self._change_entries(partial(activate, tokens=num_tokens))
 
     async def _change_entries(self, change: Callable[..., None]) -> None:
         request_id = self.order.request_id
@@ -223,10 +223,10 @@ class Generation:
             log.warning("entries_not_changed_yet", extra={"request_id": request_id})
         self._deps.wake_ups.notify(request_id)
 
-    def _take(self, ids: tuple[int, ...], request_stream: RequestStream) -> None:
+    def _take(self, token_ids: tuple[int, ...], request_stream: RequestStream) -> None:
         if self._first_token_at_ms is None:
             self._first_token_at_ms = self._deps.now_ms()
-        self._show(self._output.push(ids))
+        self._show(self._output.push(token_ids))
         if self.stopped_at is not None:
             # Sent again for each token that was on its way meanwhile; a no-op in the engine then.
             request_stream.finish(self.stopped_at)

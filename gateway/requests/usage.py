@@ -27,14 +27,14 @@ class CacheOutcome:
             f"write_1h={q.cache_write_1h}",
         ]
         if self.refused:
-            refusals = ",".join(f"{grant.reason}@{grant.tokens}" for grant in self.refused)
+            refusals = ",".join(f"{grant.reason}@{grant.num_tokens}" for grant in self.refused)
             parts.append(f"refused={refusals}")
         return "; ".join(parts)
 
 
 def granted_writes(hold: Hold, grants: tuple[Grant, ...]) -> tuple[WritePoint, ...]:
     """The writes that the engine did not refuse."""
-    answers = {grant.tokens: grant for grant in grants if grant.write}
+    answers = {grant.num_tokens: grant for grant in grants if grant.write}
     return tuple(w for w in hold.writes if answers[w.tokens].outcome != "refused")
 
 
@@ -77,7 +77,7 @@ def engine_facts(record: EngineRecord) -> EngineFacts:
         tokens_computed=record.tokens_computed,
         grants=tuple(
             GrantFact(
-                tokens=grant.tokens,
+                tokens=grant.num_tokens,
                 write=grant.write,
                 outcome=grant.outcome,
                 reason=grant.reason,

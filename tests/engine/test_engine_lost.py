@@ -49,5 +49,8 @@ async def test_the_journal_knows_what_a_killed_engine_had_told(num_seen, tmp_pat
         await client.close()
     assert (lost.finish_reason, lost.output_tokens) == ("engine_lost", num_seen)
     assert lost.engine_boot_id == first_info.engine_boot_id
-    assert [(grant.tokens, grant.committed) for grant in lost.grants] == [(16, True), (20, True)]
+    assert [(grant.num_tokens, grant.committed) for grant in lost.grants] == [
+        (16, True),
+        (20, True),
+    ]
     assert lost.tokens_computed == lost.prompt_tokens == 24

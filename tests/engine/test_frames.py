@@ -22,7 +22,7 @@ from engine.link.frames import (
     Lookup,
     Reports,
     Stats,
-    Step,
+    StepFrame,
     Submit,
     Unpin,
     Unpinned,
@@ -162,16 +162,16 @@ def test_what_cannot_be_framed_is_refused_by_the_sender():
 REQUEST = GenerateRequest(
     request_id="req_1",
     namespace=b"n",
-    prompt=b"\1\0\0\0\2\0\0\0",
+    prompt_token_ids=b"\1\0\0\0\2\0\0\0",
     max_tokens=5,
     read_tokens=1,
     sampling=Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=7),
     stop_token_ids=(9,),
-    breakpoints=(Breakpoint(tokens=2, ttl_ms=300_000, write=True, persist=True),),
+    breakpoints=(Breakpoint(num_tokens=2, ttl_ms=300_000, write=True, persist=True),),
     ignore_eos=True,
 )
 GRANT = Grant(
-    tokens=2, write=True, outcome="refused", reason="quota", committed=True, lease_id="lse_1"
+    num_tokens=2, write=True, outcome="refused", reason="quota", committed=True, lease_id="lse_1"
 )
 RECORD = EngineRecord(
     request_id="req_1",
@@ -194,7 +194,7 @@ RECORD = EngineRecord(
 REPORT = LeaseReport(
     lease_id="lse_1",
     request_id="req_1",
-    tokens=2,
+    num_tokens=2,
     reason="expired",
     tier="device",
     num_bytes=64,
@@ -304,7 +304,7 @@ ENGINE_FRAMES = [
         },
     ),
     (
-        Step(
+        StepFrame(
             (
                 Admitted("req_1", (GRANT,), 1),
                 Committed("req_1", 2),

@@ -21,8 +21,8 @@ def record(request_id, **changes):
             tokens_read_recomputed=0,
             tokens_computed=24,
             grants=(
-                Grant(tokens=32, write=True, outcome="granted"),
-                Grant(tokens=40, write=True, outcome="granted"),
+                Grant(num_tokens=32, write=True, outcome="granted"),
+                Grant(num_tokens=40, write=True, outcome="granted"),
             ),
             output_tokens=0,
             overrun_tokens=0,

@@ -109,7 +109,9 @@ async def test_a_script_sees_the_whole_prompt_reused_blocks_included(engine, run
         for request_id in ("req_1", "req_2"):
             request = generate_request(request_id, 40, max_tokens=2, breakpoints=marks)
             events = await events_of(client.generate(request))
-            output = [id_ for event in events if isinstance(event, Tokens) for id_ in event.ids]
+            output = [
+                id_ for event in events if isinstance(event, Tokens) for id_ in event.token_ids
+            ]
             assert output == [40, 139]
 
         assert events[-1].record.tokens_reused_gift == 37
