@@ -1,4 +1,4 @@
-"""The chart of accounts as names: the only place where an account id is put together."""
+"""The chart of accounts: builds every account id, an organisation's and ours."""
 
 from billing.meters import Meter
 
@@ -12,27 +12,27 @@ OPERATOR_FUNDING = "operator_funding"
 
 
 def prepaid(organization_id: str) -> str:
-    """The account a prepaid organisation pays from."""
+    """Return the account that a prepaid organisation pays from."""
     return f"{PREPAID}:{organization_id}"
 
 
 def unbilled(organization_id: str) -> str:
-    """The account that collects a postpaid organisation's use."""
+    """Return the account that collects a postpaid organisation's use."""
     return f"{UNBILLED}:{organization_id}"
 
 
 def overdraft(organization_id: str) -> str:
-    """The account that holds a prepaid organisation's debt."""
+    """Return the account of a prepaid organisation's debt."""
     return f"{OVERDRAFT}:{organization_id}"
 
 
 def of_organization(organization_id: str) -> tuple[str, ...]:
-    """Every account an organisation has, whatever its mode."""
+    """Return every account of an organisation, prepaid or postpaid."""
     return prepaid(organization_id), unbilled(organization_id), overdraft(organization_id)
 
 
 def revenue(meter: Meter) -> str:
-    """The account that earns what a meter sells."""
+    """Return the revenue account of a meter."""
     return f"revenue:{meter.value}"
 
 

@@ -1,6 +1,6 @@
-"""The few kinds of columns and constraints that all tables are made of, each with a name.
+"""Column and constraint types that all tables share, and their naming convention.
 
-On SQLite every table is STRICT, because a plain INTEGER column stores 0.5 there without a word.
+On SQLite every table is STRICT, because a plain INTEGER column there accepts 0.5.
 """
 
 from typing import Any
@@ -17,36 +17,36 @@ metadata = MetaData(
     }
 )
 
-# STRICT knows INTEGER (64 bits there) but not BIGINT.
+# A STRICT table has the type INTEGER (64 bits there) but not BIGINT.
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
 
 
 def table(name: str, *parts: Any) -> Table:
-    """A table of this schema."""
+    """Define a table of this schema."""
     return Table(name, metadata, *parts, sqlite_strict=True)
 
 
 def text(name: str, *parts: Any, nullable: bool = False, primary_key: bool = False) -> Column[str]:
-    """A text column; ids are text too."""
+    """Return a text column; ids are text too."""
     return Column(name, Text, *parts, nullable=nullable, primary_key=primary_key)
 
 
 def integer(
     name: str, *parts: Any, nullable: bool = False, primary_key: bool = False
 ) -> Column[int]:
-    """A column of whole numbers: money, tokens, or milliseconds."""
+    """Return a column of integers: money, tokens, or milliseconds."""
     return Column(
         name, Int64, *parts, nullable=nullable, primary_key=primary_key, autoincrement=False
     )
 
 
 def one_of(column: str, *values: str) -> CheckConstraint:
-    """The column holds one of these words."""
+    """Return a CHECK that the column holds one of these values."""
     listed = ", ".join(f"'{value}'" for value in values)
     return CheckConstraint(f"{column} IN ({listed})", name=column)
 
 
 def not_negative(*columns: str) -> CheckConstraint:
-    """None of these columns goes below zero."""
+    """Return a CHECK that none of these columns is below zero."""
     condition = " AND ".join(f"{column} >= 0" for column in columns)
     return CheckConstraint(condition, name="not_negative")

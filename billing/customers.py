@@ -1,25 +1,26 @@
-"""Organisations, workspaces and API keys; of a key's secret only the hash and a prefix are kept."""
+"""Organisations, workspaces and API keys; of a secret only its hash and a prefix are stored."""
 
 import hashlib
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from billing import accounts as names
 from billing.errors import UnknownKey, UnknownOrganization, UnknownWorkspace
 from billing.ledger import open_accounts
+from billing.rows import from_row, to_row
 from billing.tables import api_keys, organizations, workspaces
 
 Mode = Literal["postpaid", "prepaid"]
 KeyKind = Literal["customer", "admin"]
 
-SECRET_PREFIX_CHARACTERS = 12  # enough to tell keys apart in a list, nothing towards guessing one
+SECRET_PREFIX_CHARACTERS = 12  # tells keys apart in a list, and is too short to help guess one
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a valid secret belongs to; a customer key always has a workspace, an admin key none."""
+    """The owner of a valid secret. A customer key always has a workspace, an admin key never."""
 
     key_id: str
     organization_id: str
@@ -30,7 +31,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key as it may be shown."""
+    """An API key without its secret."""
 
     id: str
     organization_id: str
@@ -43,7 +44,7 @@ class ApiKey:
 
 
 def create_organization(conn: Connection, *, id: str, name: str, mode: Mode, now_ms: int) -> None:
-    """Make an organisation with its accounts and its default workspace."""
+    """Create an organisation with its accounts and its default workspace."""
     conn.execute(insert(organizations).values(id=id, name=name, mode=mode, created_at_ms=now_ms))
     open_accounts(conn, names.OUR_ACCOUNTS, None)
     open_accounts(conn, names.of_organization(id), id)
@@ -53,14 +54,14 @@ def create_organization(conn: Connection, *, id: str, name: str, mode: Mode, now
 
 
 def default_workspace_id(organization_id: str) -> str:
-    """The workspace that every organisation has from its start."""
+    """Return the id of the workspace that every organisation has from its creation."""
     return "wrk_" + organization_id.removeprefix("org_")
 
 
 def create_workspace(
     conn: Connection, *, id: str, organization_id: str, name: str, now_ms: int
 ) -> None:
-    """Make a workspace; caches are never shared between two. Raises UnknownOrganization."""
+    """Create a workspace; two workspaces never share a cache. Raises UnknownOrganization."""
     _require_organization(conn, organization_id)
     conn.execute(
         insert(workspaces).values(
@@ -80,7 +81,7 @@ def create_key(
     kind: KeyKind,
     now_ms: int,
 ) -> ApiKey:
-    """Make a key; a customer key without a workspace gets the organisation's default one.
+    """Create a key; a customer key without a workspace gets the organisation's default one.
 
     Raises UnknownOrganization or UnknownWorkspace.
     """
@@ -101,20 +102,20 @@ def create_key(
         created_at_ms=now_ms,
         revoked_at_ms=None,
     )
-    conn.execute(insert(api_keys).values(**asdict(key), secret_hash=_hash(secret)))
+    conn.execute(insert(api_keys).values(**to_row(key), secret_hash=_hash(secret)))
     return key
 
 
 def list_keys(conn: Connection, *, organization_id: str | None = None) -> list[ApiKey]:
-    """All keys, or one organisation's, oldest first; revoked ones stay listed."""
+    """Return all keys, or one organisation's, oldest first, revoked keys included."""
     query = select(api_keys).order_by(api_keys.c.created_at_ms, api_keys.c.id)
     if organization_id is not None:
         query = query.where(api_keys.c.organization_id == organization_id)
-    return [_key(row) for row in conn.execute(query)]
+    return [from_row(ApiKey, row) for row in conn.execute(query)]
 
 
 def revoke_key(conn: Connection, *, id: str, now_ms: int) -> None:
-    """End a key at once; revoking it again keeps the first moment. Raises UnknownKey."""
+    """Revoke a key at once; a second call keeps the first time. Raises UnknownKey."""
     if conn.scalar(select(api_keys.c.id).where(api_keys.c.id == id)) is None:
         raise UnknownKey(id)
     conn.execute(
@@ -125,10 +126,10 @@ def revoke_key(conn: Connection, *, id: str, now_ms: int) -> None:
 
 
 def find_caller(conn: Connection, secret: str) -> Caller | None:
-    """Whose secret this is; None if it is unknown or revoked.
+    """Return the owner of a secret, or None if the secret is unknown or revoked.
 
-    A lookup by SHA-256 is enough: secrets are long and random, so neither a slow hash nor the time
-    of the lookup tells anything.
+    Secrets are long and random. So a fast hash (SHA-256) cannot be searched, and the time of the
+    lookup reveals nothing.
     """
     row = conn.execute(
         select(api_keys, organizations.c.mode)
@@ -156,7 +157,3 @@ def _require_workspace(conn: Connection, workspace_id: str, organization_id: str
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _key(row: Row[Any]) -> ApiKey:
-    return ApiKey(**{field.name: getattr(row, field.name) for field in fields(ApiKey)})

@@ -1,7 +1,7 @@
-"""Connections: one writer thread with group commit, and readers that see one snapshot.
+"""The database: one writer thread with group commit, and readers that each see one snapshot.
 
-The only file that knows SQLite from PostgreSQL at run time. Billing functions are synchronous, take
-a Connection first and never commit; `Database` runs them.
+The only file that distinguishes SQLite and PostgreSQL at run time. Billing functions are
+synchronous, take a Connection first and never commit; `Database` runs them.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ T = TypeVar("T")
 Operation = Callable[[Connection], T]
 
 READERS_MAX = 4  # reports and look-ups at once; each is short
-# Any constant of ours; a writer that stalls inside its transaction loses it, and the lock with it.
+# The key is an arbitrary constant. A writer that stalls inside its transaction loses it, and so the
+# lock.
 TAKE_WRITE_LOCK = (
     "SELECT set_config('idle_in_transaction_session_timeout', '10s', true),"
     " pg_advisory_xact_lock(5201309)"
@@ -35,7 +36,7 @@ class Database:
     """A ledger database: `write` and `read` from asyncio, `write_now` and `read_now` elsewhere.
 
     A write resolves only after its commit. An operation may run twice (after a conflict with
-    another process), so it must be a pure function of its connection.
+    another process), so it must depend on its connection only.
     """
 
     def __init__(self, url: str) -> None:
@@ -45,9 +46,9 @@ class Database:
         self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="billing-reader")
 
     async def write(self, operation: Operation[T]) -> T:
-        """Run an operation in the next group commit; its error is the caller's alone.
+        """Run an operation in the next group commit; its error fails this caller only.
 
-        A caller cancelled before its operation starts writes nothing; after that it is written.
+        If the caller is cancelled before the operation starts, nothing is written; later, it is.
         """
         return await asyncio.wrap_future(self._writer.submit(operation))
 
@@ -75,14 +76,14 @@ class Database:
         self.read_now(require_manifest)
 
     def close(self) -> None:
-        """Commit what was submitted, then end the threads and connections."""
+        """Commit what was submitted, then close the threads and connections."""
         self._writer.close()
         self._readers.shutdown()
         self._reading.dispose()
 
 
 def migrate(url: str) -> None:
-    """Bring the database to the newest schema; several processes may do this at once.
+    """Migrate the database to the newest schema; several processes may do this at once.
 
     Raises DatabaseUrlError or DatabaseUnreachable.
     """
@@ -104,7 +105,7 @@ def is_sqlite(url: URL) -> bool:
 
 
 def database_url(url: str) -> URL:
-    """The URL with its driver chosen; raises DatabaseUrlError with one sentence if unusable."""
+    """Return the URL with its driver chosen. Raises DatabaseUrlError if it cannot be used."""
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -121,11 +122,11 @@ def database_url(url: str) -> URL:
 
 
 def writing_engine(url: URL) -> Engine:
-    """One connection that writes, and only while no other process does.
+    """Return an engine with one connection, whose transactions exclude other processes' writes.
 
     SQLite has one write lock a database. On PostgreSQL an advisory lock does the same: every
-    settlement meets the same few revenue rows, so two batches that lock them in different orders
-    would only find each other as a deadlock, a second later.
+    settlement updates the same few revenue rows, so two batches that lock them in different orders
+    would deadlock, which PostgreSQL detects only after a second.
     """
     pool: dict[str, Any] = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
     if is_sqlite(url):
@@ -142,7 +143,7 @@ def writing_engine(url: URL) -> Engine:
 
 
 def reading_engine(url: URL) -> Engine:
-    """Connections that cannot write and see one snapshot a transaction."""
+    """Return an engine of connections that cannot write and see one snapshot a transaction."""
     pool: dict[str, Any] = {"poolclass": QueuePool, "pool_size": READERS_MAX, "max_overflow": 0}
     if is_sqlite(url):
         engine = create_engine(url, **pool)
@@ -167,13 +168,13 @@ def _require_reachable(engine: Engine) -> None:
 
 
 def _tune_sqlite(engine: Engine, *, begin: str, pragmas: tuple[str, ...]) -> None:
-    """Begin transactions ourselves: the driver's deferred ones lose concurrent updates silently."""
+    """Begin transactions ourselves: the driver's deferred ones can lose concurrent updates."""
 
     @event.listens_for(engine, "do_connect")
     def before_connect(_dialect: object, _record: object, args: Any, _options: object) -> None:
-        # SQLite would make the file readable by everybody, and its log beside it likewise. O_EXCL,
-        # because closing a file that exists would drop the locks of this process's connections.
-        with suppress(OSError):  # it says better what is wrong
+        # SQLite would create the file readable for every user, and its log likewise. O_EXCL,
+        # because closing an existing file would drop the locks of this process's connections.
+        with suppress(OSError):  # the driver's own error, next, is clearer
             os.close(os.open(args[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
     @event.listens_for(engine, "connect")

@@ -1,37 +1,40 @@
-"""Cache entries: the promise that a prefix will be read at the read price until it expires.
+"""Cache entries: the promise to bill a prefix at the read price until the entry expires.
 
-A row belongs to the request that writes it: `pending` from its hold, `live` from the moment the
-engine has committed the prefix. Whoever meets a pending one may wait for it, until the deadline in
-its row. Those who did not wait write the same key too and each pays, so each keeps its own row;
-readers see one entry a key, the longest-lived. So neither a later, shorter write nor the failure of
-one writer takes away what another paid for.
+A row belongs to the request that writes it: `pending` from its hold on, `live` once the engine has
+committed the prefix. Another request may wait for a pending entry until the deadline in its row.
+Requests that do not wait write the same key too. Each pays, so each has its own row, and a reader
+gets the row of the key that expires last. So neither a later, shorter write nor the failure of one
+writer removes what another has paid for.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, tuple_, update
 
 from billing.meters import TtlClass, WritePoint
 from billing.tables import cache_entries, holds
 
-# A request reads what was live when it began, and may look it up this much later: the engine or the
-# writer kept it waiting.
+# A request reads what was live at its start, but may look it up this much later, after waiting for
+# the engine or the writer.
 SWEEP_GRACE_MS = 120_000
+
+# Entries in one piece of a sweep: a few milliseconds of the write lock.
+SWEEP_MAX = 1_000
 
 _live = cache_entries.c.state == "live"
 
-# Keys in one statement: SQLite takes 32,766 parameters, PostgreSQL 65,535.
+# Keys in one statement: SQLite accepts 32,766 parameters, PostgreSQL 65,535.
 KEYS_A_STATEMENT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A live promise: the exact prefix length, and until when; live while now < expires_at_ms."""
+    """A live entry for a prefix of exactly `num_tokens` tokens; live while now < expires_at_ms."""
 
     key: str
-    tokens: int
+    num_tokens: int
     ttl_class: TtlClass
     ttl_ms: int
     expires_at_ms: int
@@ -39,18 +42,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class PendingEntry:
-    """A prefix that a request is about to write, and which gateway process that request is in."""
+    """A prefix that a request is about to write, and the gateway process of that request."""
 
     key: str
-    tokens: int
+    num_tokens: int
     request_id: str
     owner_boot_id: str
 
 
 def find_live(conn: Connection, keys: Sequence[str], *, now_ms: int) -> dict[str, Entry]:
-    """The live entries among these keys, however many."""
+    """Return the live entries among these keys; there may be any number of keys."""
     live = select(cache_entries).where(_live, cache_entries.c.expires_at_ms > now_ms)
-    by_expiry = live.order_by(cache_entries.c.expires_at_ms)  # a key's longest-lived stays
+    by_expiry = live.order_by(cache_entries.c.expires_at_ms)  # of a key, the last row stays
     return {
         row.entry_key: Entry(
             row.entry_key, row.tokens, row.ttl_class, row.ttl_ms, row.expires_at_ms
@@ -63,10 +66,10 @@ def find_live(conn: Connection, keys: Sequence[str], *, now_ms: int) -> dict[str
 def find_pending(
     conn: Connection, keys: Sequence[str], *, started_at_ms: int, now_ms: int
 ) -> list[PendingEntry]:
-    """The pending entries among these keys that a request which started then may wait for.
+    """Return the pending entries among these keys that a request may wait for.
 
-    Not those that would have expired before its start, nor those whose deadline has passed: their
-    writer may be dead.
+    The request started at `started_at_ms`. Left out are entries that expire before that, and those
+    whose deadline has passed: their writer may be dead.
     """
     awaited = (
         select(cache_entries, holds.c.owner_boot_id)
@@ -93,7 +96,7 @@ def write_pending(
     started_at_ms: int,
     awaited_until_ms: int | None,
 ) -> None:
-    """Note what a request will write; the lifetime counts from the request's start."""
+    """Insert the pending entries of a request; their lifetime counts from the request's start."""
     if not writes:
         return
     conn.execute(
@@ -102,7 +105,7 @@ def write_pending(
             {
                 "entry_key": write.entry_key,
                 "request_id": request_id,
-                "tokens": write.tokens,
+                "tokens": write.num_tokens,
                 "ttl_class": write.ttl_class,
                 "ttl_ms": ttl_ms[write.ttl_class],
                 "state": "pending",
@@ -115,7 +118,10 @@ def write_pending(
 
 
 def refresh(conn: Connection, keys: Collection[str], *, started_at_ms: int) -> None:
-    """A read renews an entry for its own class, from the reader's start; it never shortens one."""
+    """Renew the live entries that a request reads.
+
+    An entry gets its own TTL again, from the reader's start. A renewal never shortens a lifetime.
+    """
     renewed = cache_entries.c.ttl_ms + started_at_ms
     renewing = (
         update(cache_entries)
@@ -130,37 +136,43 @@ def refresh(conn: Connection, keys: Collection[str], *, started_at_ms: int) -> N
         conn.execute(renewing.where(cache_entries.c.entry_key.in_(some)))
 
 
-def activate(conn: Connection, *, request_id: str, tokens: int) -> None:
-    """The engine has committed this prefix, so others may read it; idempotent."""
+def activate(conn: Connection, *, request_id: str, num_tokens: int) -> None:
+    """Make a request's entry live: the engine has committed this prefix. Idempotent."""
     conn.execute(
         update(cache_entries)
-        .where(_of(request_id), cache_entries.c.tokens == tokens)
+        .where(_of(request_id), cache_entries.c.tokens == num_tokens)
         .values(state="live")
     )
 
 
 def remove_unpaid(conn: Connection, request_id: str, *, paid: Sequence[WritePoint]) -> None:
-    """Take back what a request wrote, or meant to write, and does not pay for."""
+    """Delete a request's entries, pending or live, for writes that it does not pay for."""
     keys = [write.entry_key for write in paid]
     conn.execute(
         delete(cache_entries).where(_of(request_id), cache_entries.c.entry_key.not_in(keys))
     )
 
 
-def sweep(conn: Connection, *, now_ms: int) -> int:
-    """Delete entries that expired a while ago; answers how many.
+def sweep(conn: Connection, *, now_ms: int, num_max: int = SWEEP_MAX) -> int:
+    """Delete up to `num_max` entries that expired at least SWEEP_GRACE_MS ago; return how many.
 
-    A pending one is left to its request's end.
+    If it is fewer than `num_max`, none is left. Otherwise the caller repeats, each time in a new
+    transaction, so that requests can write in between. Pending entries stay: the end of their
+    request deletes them.
     """
-    expired = delete(cache_entries).where(
-        _live, cache_entries.c.expires_at_ms <= now_ms - SWEEP_GRACE_MS
+    key = (cache_entries.c.entry_key, cache_entries.c.request_id)
+    expired = (
+        select(*key)
+        .where(_live, cache_entries.c.expires_at_ms <= now_ms - SWEEP_GRACE_MS)
+        .order_by(cache_entries.c.expires_at_ms)
+        .limit(num_max)
     )
-    return conn.execute(expired).rowcount
+    return conn.execute(delete(cache_entries).where(tuple_(*key).in_(expired))).rowcount
 
 
 def _chunks(keys: Collection[str]) -> Iterator[tuple[str, ...]]:
-    """Each key once, as many at a time as one statement takes."""
-    distinct = iter(dict.fromkeys(keys))  # a key never lies in two chunks: its rows stay together
+    """Yield each key once, as many at a time as one statement accepts."""
+    distinct = iter(dict.fromkeys(keys))  # a key in one chunk only: its rows stay together
     while some := tuple(islice(distinct, KEYS_A_STATEMENT)):
         yield some
 

@@ -1,4 +1,4 @@
-"""What billing refuses, and why. Nothing here knows of HTTP.
+"""Billing's errors, as one tree; HTTP statuses are the gateway's.
 
 BillingError
 ├── InsufficientBalance     the worst case of a request is above the prepaid balance
@@ -12,7 +12,7 @@ BillingError
 ├── TransferConflict        a transfer id was used before for something else
 ├── InconsistentFacts       the engine's numbers contradict the hold or each other
 ├── DatabaseUrlError        the database URL is not one that kvmeter can use
-├── DatabaseUnreachable     the database does not answer, or the file is not one
+├── DatabaseUnreachable     the database cannot be reached, or the file is not one
 ├── DatabaseNotMigrated     the schema is missing or older than the code
 ├── SchemaDamaged           triggers or constraints that protect the ledger are missing
 └── WriterUnavailable       the writer is closed, failed, or has too much to do
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 
 class BillingError(Exception):
-    """Root of everything that billing refuses."""
+    """Root of billing's errors."""
 
 
 class InsufficientBalance(BillingError):
@@ -117,7 +117,7 @@ class DatabaseUrlError(BillingError):
 
 
 class DatabaseUnreachable(BillingError):
-    """The database does not answer, or the file is not a database."""
+    """The database cannot be reached, or the file is not a database."""
 
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(f"The database at {url} cannot be opened: {problem}")

@@ -1,29 +1,24 @@
-"""Holds: transaction 1 of a request. The row keeps everything that settlement will need."""
+"""Holds: transaction 1 of a request reserves its worst case, until settlement or release."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from billing import accounts as names
 from billing import entries
 from billing.errors import InsufficientBalance, UnknownOrganization
-from billing.facts import dump, load_writes
 from billing.meters import TtlClass, WritePoint
+from billing.rows import from_row, to_row
 from billing.tables import accounts, holds, organizations
 
 HoldState = Literal["open", "settled", "released"]
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """The worst case of a request, reserved until its true cost is known.
-
-    `writes` are the breakpoints that ask for a cache write, not yet granted; `owner_boot_id` is the
-    gateway process that opened the hold: it tells whose an open one is, and whether a request that
-    waits for one of its entries will hear of it in the same process.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTerms:
+    """Customer, key, model and price card of a request: fixed by its hold, kept in its record."""
 
     request_id: str
     organization_id: str
@@ -32,14 +27,25 @@ class Hold:
     model_id: str
     requested_model: str
     price_card_id: str
+    stream: bool
+    started_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold(RequestTerms):
+    """The worst case of a request, reserved until its true cost is known.
+
+    `writes` are the breakpoints that ask for a cache write, not yet granted. `owner_boot_id` is the
+    gateway process that opened the hold. A request can wait for the entries of another hold only
+    within that process.
+    """
+
     total_tokens: int
     read_tokens: int
     max_tokens: int
     writes: tuple[WritePoint, ...]
-    stream: bool
     amount_nanos: int
     owner_boot_id: str
-    started_at_ms: int
     state: HoldState = "open"
 
 
@@ -51,34 +57,13 @@ def open_hold(
     refreshed_entry_keys: Collection[str] = (),
     awaited_until_ms: int | None = None,
 ) -> None:
-    """Reserve the worst case, note the entries to be written, renew the entries that are read.
+    """Reserve the worst case, insert pending entries for the writes, renew the entries read.
 
-    Others may wait for the entries to be written until `awaited_until_ms`; None: nobody does.
-    Raises InsufficientBalance (prepaid only) or UnknownOrganization; then nothing is left behind.
+    Other requests may wait for the pending entries until `awaited_until_ms`; with None they do not.
+    Raises InsufficientBalance (prepaid only) or UnknownOrganization, and then leaves nothing.
     """
     account_id = _reserve(conn, hold)
-    conn.execute(
-        insert(holds),
-        {
-            "request_id": hold.request_id,
-            "organization_id": hold.organization_id,
-            "workspace_id": hold.workspace_id,
-            "key_id": hold.key_id,
-            "account_id": account_id,
-            "requested_model": hold.requested_model,
-            "model_id": hold.model_id,
-            "price_card_id": hold.price_card_id,
-            "total_tokens": hold.total_tokens,
-            "read_tokens": hold.read_tokens,
-            "max_tokens": hold.max_tokens,
-            "writes": dump(hold.writes),
-            "stream": int(hold.stream),
-            "amount_nanos": hold.amount_nanos,
-            "owner_boot_id": hold.owner_boot_id,
-            "state": "open",
-            "started_at_ms": hold.started_at_ms,
-        },
-    )
+    conn.execute(insert(holds), {**to_row(hold), "account_id": account_id, "state": "open"})
     entries.refresh(conn, refreshed_entry_keys, started_at_ms=hold.started_at_ms)
     entries.write_pending(
         conn,
@@ -91,21 +76,24 @@ def open_hold(
 
 
 def open_holds(conn: Connection) -> list[Hold]:
-    """Holds that wait for their settlement, oldest first."""
+    """Return the open holds, oldest first."""
     query = select(holds).where(holds.c.state == "open").order_by(holds.c.started_at_ms)
-    return [_hold(row) for row in conn.execute(query)]
+    return [from_row(Hold, row) for row in conn.execute(query)]
 
 
 def find_hold(conn: Connection, request_id: str) -> Hold | None:
-    """The hold of a request, in whatever state."""
+    """Return the hold of a request, open or closed, or None."""
     row = conn.execute(select(holds).where(holds.c.request_id == request_id)).one_or_none()
-    return _hold(row) if row is not None else None
+    return from_row(Hold, row) if row is not None else None
 
 
 def close_hold(
     conn: Connection, request_id: str, state: HoldState, *, closed_at_ms: int
 ) -> str | None:
-    """Give the reservation back, once; answers the account that pays, or None if none is open."""
+    """Close an open hold and give its reservation back; return the account that pays.
+
+    Returns None, and changes nothing, if the hold is not open.
+    """
     closing = (
         update(holds)
         .where(holds.c.request_id == request_id, holds.c.state == "open")
@@ -124,7 +112,7 @@ def close_hold(
 
 
 def _reserve(conn: Connection, hold: Hold) -> str:
-    """Add to the payer's pending debits; one guarded UPDATE, so no two callers see one balance."""
+    """Add to the payer's pending debits; return the account. One guarded UPDATE checks and adds."""
     mode = conn.scalar(
         select(organizations.c.mode).where(organizations.c.id == hold.organization_id)
     )
@@ -148,24 +136,3 @@ def _reserve(conn: Connection, hold: Hold) -> str:
     if conn.execute(reserving).rowcount == 0:
         raise InsufficientBalance(hold.organization_id, needed_nanos=hold.amount_nanos)
     return account_id
-
-
-def _hold(row: Row[Any]) -> Hold:
-    return Hold(
-        request_id=row.request_id,
-        organization_id=row.organization_id,
-        workspace_id=row.workspace_id,
-        key_id=row.key_id,
-        model_id=row.model_id,
-        requested_model=row.requested_model,
-        price_card_id=row.price_card_id,
-        total_tokens=row.total_tokens,
-        read_tokens=row.read_tokens,
-        max_tokens=row.max_tokens,
-        writes=load_writes(row.writes),
-        stream=bool(row.stream),
-        amount_nanos=row.amount_nanos,
-        owner_boot_id=row.owner_boot_id,
-        started_at_ms=row.started_at_ms,
-        state=row.state,
-    )

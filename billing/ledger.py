@@ -1,7 +1,7 @@
-"""Double entry: posting two-ended transfers, and reading balances.
+"""The double-entry ledger: post transfers between accounts, read balances.
 
-A transfer takes from one account (debit) and gives to another (credit), so the books balance by
-construction. Account totals only grow; they are a cache of the transfers and `verify` compares.
+A transfer debits one account and credits another, so the books balance by construction. Account
+totals only grow. They are a cache of the transfers, and `verify` compares the two.
 """
 
 from collections import defaultdict
@@ -46,17 +46,17 @@ class Balance:
 
     @property
     def credit_nanos(self) -> int:
-        """What the account holds, seen from its credit side: a customer's prepaid money."""
+        """The balance of a credit account: a customer's prepaid money."""
         return self.credits_nanos - self.debits_nanos
 
     @property
     def debit_nanos(self) -> int:
-        """What the account holds, seen from its debit side: a customer's debt."""
+        """The balance of a debit account: a customer's debt."""
         return self.debits_nanos - self.credits_nanos
 
     @property
     def available_nanos(self) -> int:
-        """Credit that no hold reserves."""
+        """The credit balance that open holds do not reserve."""
         return self.credit_nanos - self.pending_nanos
 
 
@@ -97,19 +97,29 @@ def post(
 
 
 def balance(conn: Connection, account_id: str) -> Balance:
-    """The totals of an account that exists."""
-    return _balance(conn.execute(select(accounts).where(accounts.c.id == account_id)).one())
+    """Return the totals of an account, which must exist."""
+    return balance_of(conn.execute(select(accounts).where(accounts.c.id == account_id)).one())
 
 
 def trial_balance(conn: Connection) -> list[Balance]:
-    """Every account's totals, by id; debits and credits add up to the same sum."""
-    return [_balance(row) for row in conn.execute(select(accounts).order_by(accounts.c.id))]
+    """Return every account's totals, by id. All debits together equal all credits."""
+    return [balance_of(row) for row in conn.execute(select(accounts).order_by(accounts.c.id))]
+
+
+def balance_of(row: Row[Any]) -> Balance:
+    """Return the totals in an accounts row."""
+    return Balance(
+        account_id=row.id,
+        debits_nanos=row.debits_posted_nanos,
+        credits_nanos=row.credits_posted_nanos,
+        pending_nanos=row.debits_pending_nanos,
+    )
 
 
 def open_accounts(
     conn: Connection, account_ids: Iterable[str], organization_id: str | None
 ) -> None:
-    """Make the accounts that do not exist yet; None: they are ours."""
+    """Create the accounts that do not exist yet; without an organisation they are ours."""
     conn.execute(
         text(
             "INSERT INTO accounts (id, organization_id, debits_posted_nanos,"
@@ -123,10 +133,10 @@ def open_accounts(
 def top_up(
     conn: Connection, *, organization_id: str, amount_nanos: int, transfer_id: str, now_ms: int
 ) -> Balance:
-    """Add money that a customer paid; a debt is paid back from it first. Answers the new balance.
+    """Add money that a customer paid, and repay a debt from it first; return the new balance.
 
-    The caller makes `transfer_id`; the same id again, with the same values, adds nothing. Raises
-    UnknownOrganization, or TransferConflict if the id was used for something else.
+    The caller makes `transfer_id`. A second call with the same id and values adds nothing. Raises
+    UnknownOrganization, or TransferConflict if the id was used with other values.
     """
     account_id = names.prepaid(organization_id)
     before = select(transfers).where(transfers.c.tx_id == transfer_id, transfers.c.seq == 1)
@@ -170,13 +180,4 @@ def _add_to_totals(conn: Connection, moved: Sequence[Transfer]) -> None:
             {"account_id": id_, "debits": debits[id_], "credits": credits_[id_]}
             for id_ in sorted({*debits, *credits_})
         ],
-    )
-
-
-def _balance(row: Row[Any]) -> Balance:
-    return Balance(
-        account_id=row.id,
-        debits_nanos=row.debits_posted_nanos,
-        credits_nanos=row.credits_posted_nanos,
-        pending_nanos=row.debits_pending_nanos,
     )

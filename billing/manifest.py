@@ -1,7 +1,7 @@
-"""What must exist in the database for the ledger to be safe: triggers, named constraints, indexes.
+"""Checks at every start that the database has the triggers, constraints and indexes of the schema.
 
-A careless migration drops these without a word (on SQLite a table that Alembic's batch mode copies
-loses its triggers and its unnamed CHECKs), so they are counted at every start.
+A careless migration drops them without an error: on SQLite a table that Alembic's batch mode copies
+loses its triggers and its unnamed CHECKs.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The five disjoint meters, and the one rule that splits a prompt among them."""
+"""The five disjoint meters, and the rule that splits a prompt among them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ TtlClass = Literal["5m", "1h"]
 
 
 class Meter(StrEnum):
-    """What is counted and priced; no token belongs to two meters."""
+    """A token class with a price of its own; no token belongs to two meters."""
 
     INPUT = "input"
     CACHE_READ = "cache_read"
@@ -29,13 +29,13 @@ class Quantities:
     output: int = 0
 
     def of(self, meter: Meter) -> int:
-        """The quantity of one meter."""
+        """Return the quantity of one meter."""
         quantity: int = getattr(self, meter.value)
         return quantity
 
     @property
     def prompt(self) -> int:
-        """Prompt tokens: everything but the output."""
+        """The prompt tokens: the sum of the four input meters."""
         return self.input + self.cache_read + self.cache_write_5m + self.cache_write_1h
 
 
@@ -43,7 +43,7 @@ class Quantities:
 class WritePoint:
     """A breakpoint that asks for a cache write: exact prefix length, TTL class, entry key."""
 
-    tokens: int
+    num_tokens: int
     ttl_class: TtlClass
     entry_key: str
 
@@ -59,9 +59,9 @@ def split(
 
     Source: the Messages API's "mixing different TTLs" rule.
     """
-    above = [w for w in writes if w.tokens > read_tokens]
-    last_1h = max((w.tokens for w in above if w.ttl_class == "1h"), default=read_tokens)
-    last = max((w.tokens for w in above), default=read_tokens)
+    above = [w for w in writes if w.num_tokens > read_tokens]
+    last_1h = max((w.num_tokens for w in above if w.ttl_class == "1h"), default=read_tokens)
+    last = max((w.num_tokens for w in above), default=read_tokens)
     return Quantities(
         input=total_tokens - last,
         cache_read=read_tokens,

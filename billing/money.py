@@ -1,4 +1,4 @@
-"""Money is integers: rates in pico-USD a token, amounts in nano-USD; the one rounding rule."""
+"""Money in integers: rates in pico-USD a token, amounts in nano-USD, and the one rounding rule."""
 
 NANOS_PER_USD = 1_000_000_000
 QUANTITY_MAX = 2**31 - 1
@@ -6,7 +6,7 @@ RATE_PICO_MAX = 2**31 - 1  # 2,147 USD a million tokens; keeps quantity x rate i
 
 
 def amount_nanos(*, quantity: int, rate_pico: int) -> int:
-    """The price of a quantity, rounded half up to the nano-dollar.
+    """Return the price of a quantity, rounded half up to the nano-dollar.
 
     The same formula is a CHECK on every metered transfer, in both databases.
     """
@@ -14,6 +14,6 @@ def amount_nanos(*, quantity: int, rate_pico: int) -> int:
 
 
 def usd(nanos: int) -> str:
-    """The amount in dollars as an exact decimal string with nine places."""
+    """Return the amount in dollars as an exact decimal string with nine places."""
     dollars, rest = divmod(abs(nanos), NANOS_PER_USD)
     return f"{'-' if nanos < 0 else ''}{dollars}.{rest:09d}"

@@ -1,4 +1,4 @@
-"""Dated price cards: reading them from a file, publishing them, and which one held at a moment."""
+"""Dated price cards: read them from a file, publish them, find the one in force at a time."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ CARD_FIELDS = {"model", "version", "effective_from", "usd_per_million_tokens", "
 
 @dataclass(frozen=True, slots=True)
 class PriceCard:
-    """What a token of each meter costs on a model, from a moment on."""
+    """The price of a token of each meter on a model, in force from a time on."""
 
     id: str
     model_id: str
@@ -36,12 +36,12 @@ class PriceCard:
 
 
 def default_cards_path() -> Path:
-    """The price list that comes with the package."""
+    """Return the path of the price list that comes with the package."""
     return Path(str(files("billing").joinpath("price_cards.toml")))
 
 
 def load_cards(path: Path) -> list[PriceCard]:
-    """Read a price list; raises PriceCardFileError, naming the fault, rather than guess a price."""
+    """Read a price list. Raises PriceCardFileError, which names the fault."""
     try:
         with path.open("rb") as file:
             document = tomllib.load(file, parse_float=_refuse_float)
@@ -59,7 +59,7 @@ def load_cards(path: Path) -> list[PriceCard]:
 
 
 def publish(conn: Connection, cards: Sequence[PriceCard], now_ms: int) -> None:
-    """Add the cards that are not there yet; publishing the same card again changes nothing.
+    """Insert the cards that are new; publishing the same card again changes nothing.
 
     Raises PriceCardChanged if a published card would get other content.
     """
@@ -90,10 +90,10 @@ def publish(conn: Connection, cards: Sequence[PriceCard], now_ms: int) -> None:
 
 
 def card_in_force(conn: Connection, model_id: str, at_ms: int) -> PriceCard:
-    """The newest version whose date had come and that was published by then.
+    """Return the newest version that was effective and published at `at_ms`.
 
-    A card published late counts from its publication, so no price of the past can change. Raises
-    UnknownPrice: a model without a card is refused, never free.
+    A card that is published after its effective date counts from its publication, so no past price
+    changes. Raises UnknownPrice: a model without a card is refused, never free.
     """
     card_id = conn.scalar(
         select(price_cards.c.id)
@@ -111,7 +111,7 @@ def card_in_force(conn: Connection, model_id: str, at_ms: int) -> PriceCard:
 
 
 def card_by_id(conn: Connection, price_card_id: str) -> PriceCard:
-    """A published card, whose id came from a row that refers to it."""
+    """Return a published card; the id comes from a row that refers to it."""
     rows = conn.execute(
         select(price_cards, price_rates.c.meter, price_rates.c.rate_pico)
         .join(price_rates, price_rates.c.price_card_id == price_cards.c.id)
@@ -146,7 +146,7 @@ def _card(fields: dict[str, Any]) -> PriceCard:
 
 
 def _rates(card_id: str, prices: dict[str, Any], multiples: dict[str, Any]) -> dict[Meter, int]:
-    """The five rates; each meter must be priced in exactly one of the two ways."""
+    """Return the five rates; each meter is priced in exactly one of the two ways."""
     meters = {meter.value for meter in Meter}
     if unknown := sorted((set(prices) | set(multiples)) - meters):
         raise ValueError(f"{card_id} prices an unknown meter: {unknown[0]}")
@@ -176,7 +176,7 @@ def _rate_pico(card_id: str, meter: Meter, usd_per_million: Fraction) -> int:
 
 
 def _number(card_id: str, meter: Meter, value: object) -> Fraction:
-    """The exact value of a decimal string or a whole number."""
+    """Return the exact value of a decimal string or a whole number."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise TypeError(f"{card_id} {meter} must be a decimal string or a whole number")
     if not DECIMAL.fullmatch(str(value)):

@@ -1,4 +1,4 @@
-"""Quantities times a price card: priced lines, and the worst case that a hold reserves. Pure."""
+"""Rating: token quantities times a price card, and the worst case that a hold reserves. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from billing.price_cards import PriceCard
 
 @dataclass(frozen=True, slots=True)
 class PricedLine:
-    """What was counted on one meter, at which rate, and what that comes to."""
+    """The quantity of one meter, its rate and the amount."""
 
     meter: Meter
     quantity: int
@@ -18,7 +18,7 @@ class PricedLine:
 
 
 def rate(quantities: Quantities, card: PriceCard) -> list[PricedLine]:
-    """One line a meter, rounded once; a zero quantity has no line."""
+    """Return one line for each meter with a quantity above zero; each is rounded once."""
     return [
         _line(meter, quantities.of(meter), card) for meter in Meter if quantities.of(meter) != 0
     ]
@@ -27,10 +27,12 @@ def rate(quantities: Quantities, card: PriceCard) -> list[PricedLine]:
 def worst_case_nanos(
     card: PriceCard, *, total_tokens: int, marked_tokens: int, any_1h: bool, max_tokens: int
 ) -> int:
-    """The most a request can cost: every marked token written or refused, every output token used.
+    """Return the most that a request can cost, up to rounding.
 
-    `marked_tokens` is the length of the longest prefix under a marker. The true cost can be above
-    by the rounding of its lines, at most two nano-dollars; it is settled in full all the same.
+    Each marked token is priced at its dearest outcome (written, read, or plain input), and the
+    whole output budget as used. `marked_tokens` is the length of the longest prefix under a marker.
+    The true cost can be up to two nano-dollars higher, because each line is rounded; it is settled
+    in full all the same.
     """
     write = Meter.CACHE_WRITE_1H if any_1h else Meter.CACHE_WRITE_5M
     dearest = max((write, Meter.INPUT, Meter.CACHE_READ), key=card.rates.__getitem__)

@@ -1,80 +1,78 @@
-"""What is kept of a request: its final row and its engine record, and how both are read."""
+"""Request records: the final row of a request and its engine record, written once."""
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, insert, select
 
-from billing.facts import (
-    EngineFacts,
-    RefusedWrite,
-    dump,
-    load_grants,
-    load_refused,
-    load_writes,
-)
-from billing.holds import Hold, find_hold
-from billing.lease_reports import LeaseReport, leases_of
+from billing.facts import EngineFacts, RefusedWrite
+from billing.holds import Hold, RequestTerms, find_hold
+from billing.lease_costs import LeaseCost, leases_of
 from billing.meters import Meter, Quantities, WritePoint
 from billing.rating import PricedLine
+from billing.rows import from_row, to_row
 from billing.tables import kv_records, requests, transfers
 
 Status = Literal["in_progress", "completed", "aborted", "failed", "released"]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One request, as it can be checked: what was counted, at which rates, and what the engine did.
+NOTHING = Quantities()
 
-    `writes` are the cache writes that were billed, `refused` those the engine refused; `leases` is
-    what the request made the engine pin, at its cost so far. `error_type` is what a failed request
-    failed with, in the words of whoever answers the client; `release_reason` why a released one was
-    never admitted, in the engine's.
+# Fields of a record that have no column of their name in `requests`.
+KEPT_ELSEWHERE = ("request_id", "quantities", "postings", "engine", "leases")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord(RequestTerms):
+    """Everything that explains a bill: quantities, rates, amounts, and what the engine did.
+
+    error_type      what a failed request failed with: an error type of the HTTP API
+    release_reason  why a released request was never admitted: the engine's word
+    writes          the cache writes that were billed
+    refused         the cache writes that the engine refused
+    leases          what the request made the engine pin, and what that has cost so far
     """
 
-    request_id: str
-    organization_id: str
-    workspace_id: str
-    key_id: str
-    requested_model: str
-    model_id: str
-    price_card_id: str
-    stream: bool
     status: Status
-    stop_reason: str | None
-    error_type: str | None
-    release_reason: str | None
-    started_at_ms: int
-    first_token_at_ms: int | None
-    ended_at_ms: int | None
+    stop_reason: str | None = None
+    error_type: str | None = None
+    release_reason: str | None = None
+    first_token_at_ms: int | None = None
+    ended_at_ms: int | None = None
     prompt_tokens: int
-    quantities: Quantities
-    charged_nanos: int
-    writes: tuple[WritePoint, ...]
-    refused: tuple[RefusedWrite, ...]
+    quantities: Quantities = NOTHING
+    charged_nanos: int = 0
+    writes: tuple[WritePoint, ...] = ()
+    refused: tuple[RefusedWrite, ...] = ()
     postings: tuple[PricedLine, ...] = ()
     engine: EngineFacts | None = None
-    leases: tuple[LeaseReport, ...] = ()
+    leases: tuple[LeaseCost, ...] = ()
 
 
 def request_record(
     conn: Connection, request_id: str, *, organization_id: str | None = None
 ) -> RequestRecord | None:
-    """Everything kept of a request; an open hold is a request in progress.
+    """Return the record of a request, or None; an open hold is a request in progress.
 
-    With `organization_id` another organisation's request is none, after the same few queries: the
-    time of the answer does not tell that it exists.
+    With `organization_id`, a request of another organisation is None, after the same queries as a
+    request that does not exist: the response time does not reveal the difference.
     """
-    if "\0" in request_id:  # a client's text; PostgreSQL cannot even be asked for it
+    if "\0" in request_id:  # a client may send it; a query with it fails on PostgreSQL
         return None
     query = select(requests).where(requests.c.id == request_id)
     if organization_id is not None:
         query = query.where(requests.c.organization_id == organization_id)
     row = conn.execute(query).one_or_none()
     if row is not None:
-        final = _final(row, _postings(conn, request_id), _engine_facts(conn, request_id))
-        return replace(final, leases=leases_of(conn, request_id))
+        return from_row(
+            RequestRecord,
+            row,
+            request_id=request_id,
+            quantities=quantities_of(row),
+            postings=_postings(conn, request_id),
+            engine=_engine_facts(conn, request_id),
+            leases=leases_of(conn, request_id),
+        )
     hold = find_hold(conn, request_id)
     if hold is None or organization_id not in (None, hold.organization_id):
         return None
@@ -82,116 +80,26 @@ def request_record(
 
 
 def in_progress(hold: Hold) -> RequestRecord:
-    """The record of a request that has not ended."""
-    return RequestRecord(
-        request_id=hold.request_id,
-        organization_id=hold.organization_id,
-        workspace_id=hold.workspace_id,
-        key_id=hold.key_id,
-        requested_model=hold.requested_model,
-        model_id=hold.model_id,
-        price_card_id=hold.price_card_id,
-        stream=hold.stream,
-        status="in_progress",
-        stop_reason=None,
-        error_type=None,
-        release_reason=None,
-        started_at_ms=hold.started_at_ms,
-        first_token_at_ms=None,
-        ended_at_ms=None,
-        prompt_tokens=hold.total_tokens,
-        quantities=Quantities(),
-        charged_nanos=0,
-        writes=(),
-        refused=(),
-    )
+    """Return the record of a request that has not ended."""
+    terms = {field.name: getattr(hold, field.name) for field in fields(RequestTerms)}
+    return RequestRecord(**terms, status="in_progress", prompt_tokens=hold.total_tokens)
 
 
 def write_request(conn: Connection, record: RequestRecord) -> None:
-    """Keep the final row of a request; it is never changed."""
-    conn.execute(
-        insert(requests),
-        {
-            "id": record.request_id,
-            "organization_id": record.organization_id,
-            "workspace_id": record.workspace_id,
-            "key_id": record.key_id,
-            "requested_model": record.requested_model,
-            "model_id": record.model_id,
-            "price_card_id": record.price_card_id,
-            "stream": int(record.stream),
-            "status": record.status,
-            "stop_reason": record.stop_reason,
-            "error_type": record.error_type,
-            "release_reason": record.release_reason,
-            "started_at_ms": record.started_at_ms,
-            "first_token_at_ms": record.first_token_at_ms,
-            "ended_at_ms": record.ended_at_ms,
-            "prompt_tokens": record.prompt_tokens,
-            "charged_nanos": record.charged_nanos,
-            "writes": dump(record.writes),
-            "refused": dump(record.refused),
-            **{f"{meter.value}_tokens": record.quantities.of(meter) for meter in Meter},
-        },
-    )
+    """Insert the final row of a request; it is never changed."""
+    counted = {f"{meter.value}_tokens": record.quantities.of(meter) for meter in Meter}
+    columns = to_row(record, omit=KEPT_ELSEWHERE)
+    conn.execute(insert(requests), {"id": record.request_id, **columns, **counted})
 
 
 def write_engine_facts(conn: Connection, request_id: str, facts: EngineFacts) -> None:
-    """Keep the engine record of a request; the database checks that its four facts add up."""
-    conn.execute(
-        insert(kv_records),
-        {
-            "request_id": request_id,
-            "engine_boot_id": facts.engine_boot_id,
-            "finish_reason": facts.finish_reason,
-            "prompt_tokens": facts.prompt_tokens,
-            "tokens_reused_promised": facts.tokens_reused_promised,
-            "tokens_reused_gift": facts.tokens_reused_gift,
-            "tokens_read_recomputed": facts.tokens_read_recomputed,
-            "tokens_computed": facts.tokens_computed,
-            "reads_by_tier": json.dumps(facts.reads_by_tier, sort_keys=True),
-            "tokens_recomputed_preemption": facts.tokens_recomputed_preemption,
-            "num_preemptions": facts.num_preemptions,
-            "grants": dump(facts.grants),
-            "output_tokens": facts.output_tokens,
-            "overrun_tokens": facts.overrun_tokens,
-            "queued_ms": facts.queued_ms,
-        },
-    )
+    """Insert the engine record of a request; the database checks that its four facts add up."""
+    conn.execute(insert(kv_records), {"request_id": request_id, **to_row(facts)})
 
 
 def quantities_of(row: Row[Any]) -> Quantities:
-    """The five quantities of a requests row."""
+    """Return the five quantities of a requests row."""
     return Quantities(**{meter.value: getattr(row, f"{meter.value}_tokens") for meter in Meter})
-
-
-def _final(
-    row: Row[Any], postings: tuple[PricedLine, ...], engine: EngineFacts | None
-) -> RequestRecord:
-    return RequestRecord(
-        request_id=row.id,
-        organization_id=row.organization_id,
-        workspace_id=row.workspace_id,
-        key_id=row.key_id,
-        requested_model=row.requested_model,
-        model_id=row.model_id,
-        price_card_id=row.price_card_id,
-        stream=bool(row.stream),
-        status=row.status,
-        stop_reason=row.stop_reason,
-        error_type=row.error_type,
-        release_reason=row.release_reason,
-        started_at_ms=row.started_at_ms,
-        first_token_at_ms=row.first_token_at_ms,
-        ended_at_ms=row.ended_at_ms,
-        prompt_tokens=row.prompt_tokens,
-        quantities=quantities_of(row),
-        charged_nanos=row.charged_nanos,
-        writes=load_writes(row.writes),
-        refused=load_refused(row.refused),
-        postings=postings,
-        engine=engine,
-    )
 
 
 def _postings(conn: Connection, request_id: str) -> tuple[PricedLine, ...]:
@@ -209,21 +117,4 @@ def _engine_facts(conn: Connection, request_id: str) -> EngineFacts | None:
     row = conn.execute(
         select(kv_records).where(kv_records.c.request_id == request_id)
     ).one_or_none()
-    if row is None:
-        return None
-    return EngineFacts(
-        engine_boot_id=row.engine_boot_id,
-        finish_reason=row.finish_reason,
-        prompt_tokens=row.prompt_tokens,
-        tokens_reused_promised=row.tokens_reused_promised,
-        tokens_reused_gift=row.tokens_reused_gift,
-        tokens_read_recomputed=row.tokens_read_recomputed,
-        tokens_computed=row.tokens_computed,
-        grants=load_grants(row.grants),
-        output_tokens=row.output_tokens,
-        overrun_tokens=row.overrun_tokens,
-        tokens_recomputed_preemption=row.tokens_recomputed_preemption,
-        num_preemptions=row.num_preemptions,
-        reads_by_tier=json.loads(row.reads_by_tier),
-        queued_ms=row.queued_ms,
-    )
+    return None if row is None else from_row(EngineFacts, row)

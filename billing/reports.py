@@ -1,4 +1,4 @@
-"""Usage reports from the transfers: five quantities and five amounts, grouped as asked.
+"""Usage reports from the transfers: a quantity and an amount for each meter, by group.
 
 A request belongs to the UTC day in which it ended, and to exactly one.
 """
@@ -29,7 +29,7 @@ COLUMNS: dict[str, ColumnElement[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """What one group used; every meter is present, also at zero."""
+    """The usage of one group; every meter is present, also at zero."""
 
     group: dict[str, str]
     num_requests: int
@@ -42,7 +42,7 @@ class UsageRow:
         return sum(self.amounts_nanos.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; money as a string of nano-dollars and as dollars with nine places."""
+        """Return plain data; money is a string of nano-dollars, and dollars with nine places."""
         meters = {
             meter.value: {
                 "quantity": self.quantities[meter],
@@ -68,9 +68,9 @@ def usage(
     until_ms: int | None = None,
     organization_id: str | None = None,
 ) -> list[UsageRow]:
-    """What was used by requests that ended in [since, until), a row a group, in group order.
+    """Return the usage of requests that ended in [since, until): a row for each group, in order.
 
-    A request that cost nothing counts as a request, so released ones are seen too.
+    Requests without a charge are counted too, so released requests are included.
     """
     columns = [COLUMNS[dimension].label(dimension) for dimension in group_by]
     conditions = _conditions(since_ms, until_ms, organization_id)

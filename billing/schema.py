@@ -1,4 +1,4 @@
-"""Bring a database to the schema of this code, and refuse one that is not there."""
+"""The schema version: run missing migrations, refuse a database that is not at the newest."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ def upgrade(conn: Connection) -> None:
 
 
 def require_head(conn: Connection) -> None:
-    """Raise DatabaseNotMigrated unless the newest migration, and no other, is in."""
+    """Raise DatabaseNotMigrated unless the database is at exactly the newest migration."""
     expected = ScriptDirectory.from_config(_config()).get_current_head()
     found = MigrationContext.configure(conn).get_current_revision()
     if found != expected:
@@ -32,9 +32,9 @@ def require_head(conn: Connection) -> None:
 
 @contextmanager
 def one_migrator(database_path: str) -> Iterator[None]:
-    """Hold the lock file beside a SQLite database; a second process waits.
+    """Hold the lock file beside a SQLite database; a second process blocks until it is free.
 
-    SQLite's own lock is not enough: two processes that switch a new file to WAL at once collide.
+    SQLite's own lock is not enough: one of two processes that switch a new file to WAL fails.
     """
     path = f"{database_path}.migrate.lock"
     try:

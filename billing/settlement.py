@@ -1,4 +1,4 @@
-"""Settlement: transaction 2 of a request. Who is charged what, and the writing of it, once."""
+"""Settlement: transaction 2 of a request charges its true cost, exactly once."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -7,11 +7,12 @@ from sqlalchemy import Connection, insert
 
 from billing import accounts as names
 from billing import entries
+from billing.cache_split import cache_split, refused_writes
 from billing.errors import HoldNotFound, InconsistentFacts
-from billing.facts import EngineFacts, RefusedWrite, is_failure, pinned_tokens
+from billing.facts import EngineFacts, is_failure
 from billing.holds import Hold, HoldState, close_hold, find_hold
 from billing.ledger import Transfer, balance, post
-from billing.meters import Quantities, WritePoint, split
+from billing.meters import Quantities, WritePoint
 from billing.price_cards import card_by_id
 from billing.rating import PricedLine, rate
 from billing.records import (
@@ -35,34 +36,37 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How a request ended; `repeated` marks the answer to a second call, otherwise equal."""
+    """How a request ended. A second call returns an equal one with `repeated` set."""
 
     record: RequestRecord
     repeated: bool = field(default=False, compare=False)
 
 
 def charge_due(hold: Hold, facts: EngineFacts, *, answered: bool = True) -> Charge | None:
-    """What an admitted request owes, from its hold and the engine's record alone; None: nothing.
+    """Return the charge for an admitted request, or None if it owes nothing.
 
-    Failed before the client was sent a token: nothing; a whole message is sent at its end, so one
-    that could not be `answered` costs nothing whoever failed. Everything else pays the input side
-    and what was produced, also when the client left. A write is paid for only if the engine
-    granted it and committed exactly that prefix.
+    Pure: reads only the hold and the engine record. `answered` is false if the client can no longer
+    be sent the end of its response. The input side is the cache split at settlement.
+
+    | response | the engine  | output tokens | answered | charge              |
+    |----------|-------------|---------------|----------|---------------------|
+    | stream   | not failed  | any           | any      | input side + output |
+    | stream   | failed      | some          | any      | input side + output |
+    | stream   | failed      | none          | any      | nothing             |
+    | whole    | not failed  | any           | yes      | input side + output |
+    | whole    | not failed  | any           | no       | nothing             |
+    | whole    | failed      | any           | any      | nothing             |
+
+    A request that the client aborted has not failed. A whole message is sent at its end, so a
+    client that did not get the end has received nothing.
     """
     failed = is_failure(facts.finish_reason)
     if failed and facts.output_tokens == 0:
         return None
     if not hold.stream and (failed or not answered):
         return None
-    pinned = pinned_tokens(facts.grants)
-    writes = tuple(write for write in hold.writes if write.tokens in pinned)
-    quantities = split(
-        total_tokens=hold.total_tokens,
-        read_tokens=hold.read_tokens,
-        writes=writes,
-        output_tokens=facts.output_tokens,
-    )
-    return Charge(quantities, writes)
+    cache = cache_split(hold, facts.grants, moment="settlement")
+    return Charge(replace(cache.quantities, output=facts.output_tokens), cache.writes)
 
 
 def settle(
@@ -77,12 +81,14 @@ def settle(
     booked_at_ms: int | None = None,
     answered: bool = True,
 ) -> Settlement:
-    """Turn a hold into its true cost, in full even above the balance, and give the rest back.
+    """Charge the true cost of a request, in full even above the balance, and release the rest.
 
-    Settling or releasing a closed hold changes nothing and answers the first result. `booked_at_ms`
-    (default: the end) is when a recovered request was settled; `answered` is false if by then
-    nobody could be sent its end. Raises HoldNotFound, or InconsistentFacts, which leaves the hold
-    open for a person to look at.
+    Settling or releasing a closed hold changes nothing and returns the first result.
+
+    booked_at_ms  when a recovered request was settled; by default the end of the request
+    answered      false if the client could no longer be sent the end of its response
+
+    Raises HoldNotFound, or InconsistentFacts, which leaves the hold open for the operator.
     """
     hold = _find(conn, request_id)
     if hold.state != "open":
@@ -95,7 +101,7 @@ def settle(
         error_type=error_type,
         first_token_at_ms=first_token_at_ms,
         ended_at_ms=ended_at_ms,
-        refused=_refused(hold, facts),
+        refused=refused_writes(hold, facts.grants),
         engine=facts,
     )
     booked_at_ms = ended_at_ms if booked_at_ms is None else booked_at_ms
@@ -104,9 +110,9 @@ def settle(
 
 
 def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int) -> Settlement:
-    """Close a hold whose request was never admitted: nothing is charged, its entries vanish.
+    """Close the hold of a request that was never admitted: no charge, and no entry stays.
 
-    Idempotent like `settle`; raises HoldNotFound.
+    Idempotent like `settle`. Raises HoldNotFound.
     """
     ending = replace(
         in_progress(_find(conn, request_id)),
@@ -120,7 +126,7 @@ def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int)
 def _close(
     conn: Connection, ending: RequestRecord, due: Charge | None, *, booked_at_ms: int
 ) -> Settlement:
-    """Write everything that a request's end leaves behind, unless it has ended before."""
+    """Write the end of a request: its record, transfers, outbox row and entries, only once."""
     request_id = ending.request_id
     state: HoldState = "settled" if due is not None else "released"
     account_id = close_hold(conn, request_id, state, closed_at_ms=booked_at_ms)
@@ -133,8 +139,8 @@ def _close(
     if record.postings:
         _post(conn, record, account_id, booked_at_ms=booked_at_ms)
         _enqueue(conn, record, account_id, created_at_ms=booked_at_ms)
-    for write in record.writes:  # live already, unless the gateway died before it heard of a commit
-        entries.activate(conn, request_id=request_id, tokens=write.tokens)
+    for write in record.writes:  # live already, unless the gateway died before the commit event
+        entries.activate(conn, request_id=request_id, num_tokens=write.num_tokens)
     entries.remove_unpaid(conn, request_id, paid=record.writes)
     return Settlement(record)
 
@@ -159,7 +165,7 @@ def _priced(conn: Connection, ending: RequestRecord, due: Charge | None) -> Requ
 
 
 def _post(conn: Connection, record: RequestRecord, account_id: str, *, booked_at_ms: int) -> None:
-    """One row a meter, whole, and one that covers what a prepaid balance lacks."""
+    """Post one whole row a meter, and one overdraft transfer for what a prepaid balance lacks."""
     moved = [_usage(record, account_id, line) for line in record.postings]
     if account_id == names.prepaid(record.organization_id):
         lacking_nanos = record.charged_nanos - balance(conn, account_id).credit_nanos
@@ -188,7 +194,7 @@ def _usage(record: RequestRecord, account_id: str, line: PricedLine) -> Transfer
 def _enqueue(
     conn: Connection, record: RequestRecord, account_id: str, *, created_at_ms: int
 ) -> None:
-    """Tell the outside, later: the id is the request's, so a second delivery is recognised."""
+    """Insert the outbox row; its id is the request's, so a repeated delivery is recognised."""
     payload = {
         "organization_id": record.organization_id,
         "account_id": account_id,
@@ -225,17 +231,8 @@ def _status(facts: EngineFacts) -> Status:
             return "aborted"
 
 
-def _refused(hold: Hold, facts: EngineFacts) -> tuple[RefusedWrite, ...]:
-    asked = {write.tokens for write in hold.writes}
-    return tuple(
-        RefusedWrite(grant.tokens, grant.reason or "refused")
-        for grant in facts.grants
-        if grant.write and grant.outcome == "refused" and grant.tokens in asked
-    )
-
-
 def _require_consistent(hold: Hold, facts: EngineFacts) -> None:
-    """An engine that contradicts the hold or itself is not billed from: its fault, not a price."""
+    """Raise InconsistentFacts if the engine record contradicts the hold or itself."""
     checks = (
         ("prompt", hold.total_tokens, facts.prompt_tokens),
         ("read", hold.read_tokens, facts.read_tokens),

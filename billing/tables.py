@@ -27,7 +27,7 @@ workspaces = table(
     text("organization_id", ForeignKey("organizations.id")),
     text("name"),
     integer("created_at_ms"),
-    UniqueConstraint("id", "organization_id"),  # lets a key prove that its workspace is its own
+    UniqueConstraint("id", "organization_id"),  # a key's workspace is one of its organisation's
 )
 
 api_keys = table(
@@ -109,7 +109,7 @@ holds = table(
         "started_at_ms",
         sqlite_where=condition("state = 'open'"),
         postgresql_where=condition("state = 'open'"),
-    ),  # recovery looks for the few open ones, once a minute
+    ),  # recovery reads the few open holds, once a minute
 )
 
 cache_entries = table(
@@ -256,7 +256,7 @@ lease_reports = table(
     integer("contended_block_ms", primary_key=True),
     text("reason", primary_key=True),
     text("request_id", ForeignKey("holds.request_id")),
-    text("entry_key", nullable=True),  # NULL: pinned again for an entry that the request read
+    text("entry_key", nullable=True),  # NULL: pinned for an entry that the request read
     integer("tokens"),
     text("tier"),
     integer("num_bytes"),
@@ -282,5 +282,5 @@ outbox = table(
     ),
 )
 
-# Rows of these tables are facts: triggers refuse to update, delete, replace or truncate them.
+# Append-only tables: triggers refuse to update, delete, replace or truncate their rows.
 IMMUTABLE = (price_cards, price_rates, requests, transfers, kv_records, lease_reports)

@@ -1,7 +1,7 @@
-"""The writer: one thread, one connection, many operations a commit.
+"""The writer thread: one connection, many operations in one commit (group commit).
 
-An fsync costs milliseconds and a hot account row stays locked across it, so operations that arrive
-while a commit is running share the next one. docs/decisions/0001 has the reasons.
+An fsync takes milliseconds, and a hot account row stays locked during it. So operations that arrive
+during a commit share the next one. docs/decisions/0001 has the reasons.
 """
 
 import queue
@@ -19,15 +19,15 @@ from billing.errors import WriterUnavailable
 T = TypeVar("T")
 
 BATCH_MAX = 256  # operations a commit; more only adds latency to the first of them
-BACKLOG_MAX = 10_000  # operations that may wait; beyond it the database is not keeping up
-ATTEMPTS_MAX = 10  # runs of one batch before a conflict is the callers' problem
+BACKLOG_MAX = 10_000  # queued operations; beyond it the database is not keeping up
+ATTEMPTS_MAX = 10  # runs of one batch before its callers get the conflict as an error
 
 # PostgreSQL: serialization_failure, deadlock_detected.
 CONFLICT_SQLSTATES = frozenset({"40001", "40P01"})
 
 
 class _Job:
-    """An operation, what became of it in the current attempt, and who waits for that."""
+    """An operation, its result or error in the current attempt, and the caller's future."""
 
     def __init__(self, operation: Callable[[Connection], Any]) -> None:
         self.operation = operation
@@ -49,7 +49,7 @@ class _Job:
             self.error = error
 
     def resolve(self) -> None:
-        """Tell the caller; only called once the outcome is final."""
+        """Resolve the caller's future; only called once the outcome is final."""
         if self.error is None:
             self.future.set_result(self.result)
         else:
@@ -62,7 +62,7 @@ class Writer:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._jobs: queue.Queue[_Job | None] = queue.Queue(BACKLOG_MAX)
-        self._gate = threading.Lock()  # no job may slip in behind the closing mark
+        self._gate = threading.Lock()  # no job may be queued behind the closing mark
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="billing-writer", daemon=True)
         self._thread.start()
@@ -83,7 +83,7 @@ class Writer:
         return job.future
 
     def close(self) -> None:
-        """Commit everything submitted so far, then end."""
+        """Commit everything submitted so far, then end the thread."""
         with self._gate:
             already_closed, self._closed = self._closed, True
         if not already_closed:
@@ -100,7 +100,7 @@ class Writer:
             self._refuse_the_rest(batch)
 
     def _next_batch(self) -> list[_Job]:
-        """Wait for a job, take what else is there; empty once closed and drained."""
+        """Wait for a job and take those queued behind it; return none once closed and drained."""
         batch: list[_Job] = []
         job = self._jobs.get()
         while job is not None:
@@ -119,10 +119,10 @@ class Writer:
         return batch
 
     def _commit(self, batch: list[_Job]) -> None:
-        """Run a batch in one transaction, again as a whole when that surely left nothing behind.
+        """Run a batch in one transaction, and run it again as a whole if it was certainly undone.
 
-        A connection lost during the commit itself leaves the outcome unknown: the callers hear of
-        it, and what they repeat is idempotent.
+        If the connection is lost during the commit itself, the outcome is unknown. The callers get
+        the error and may repeat: their operations are idempotent.
         """
         for attempt in range(1, ATTEMPTS_MAX + 1):
             committing = False
@@ -131,7 +131,7 @@ class Writer:
                     for job in batch:
                         job.run(conn)
                     committing = True
-            except Exception as error:  # noqa: BLE001  # it belongs to the callers, not to the thread
+            except Exception as error:  # noqa: BLE001  # the callers' error; the thread goes on
                 undone = is_conflict(error) or (is_connection_lost(error) and not committing)
                 if undone and attempt < ATTEMPTS_MAX:
                     continue
@@ -142,7 +142,7 @@ class Writer:
             job.resolve()
 
     def _refuse_the_rest(self, unfinished: list[_Job]) -> None:
-        """After the end, orderly or not, nobody waits for an answer that cannot come."""
+        """Fail the futures that can no longer be resolved; also after the thread has crashed."""
         with self._gate:
             self._closed = True
         stopped = WriterUnavailable("The database writer has stopped")
@@ -156,12 +156,12 @@ class Writer:
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Whether the database hung up; what was not committed is undone."""
+    """Whether the connection was lost; what was not committed is undone."""
     return isinstance(error, DBAPIError) and error.connection_invalidated
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether another process interfered, so that the same batch can succeed when run again."""
+    """Whether another process's write conflicted; the same batch can succeed if repeated."""
     if not isinstance(error, DBAPIError):
         return False
     cause = error.orig

@@ -1,1 +1,1 @@
-"""The schema's history: Alembic revisions, the same for SQLite and PostgreSQL."""
+"""The schema's migrations: Alembic revisions, the same for SQLite and PostgreSQL."""

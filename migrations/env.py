@@ -1,4 +1,4 @@
-"""Alembic's entry: migrates the connection that `billing.schema` hands in.
+"""Alembic's environment script: migrates the connection that `billing.schema` passes in.
 
 A developer's `alembic revision --autogenerate` names its database with `-x url=…` instead.
 """
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def migrate(conn: Connection) -> None:
-    """Let Alembic do its work; tables are never copied (no batch mode)."""
+    """Run Alembic's migrations; tables are never copied (no batch mode)."""
     context.configure(connection=conn, target_metadata=metadata, render_as_batch=False)
     with context.begin_transaction():
         context.run_migrations()

@@ -9,7 +9,7 @@ from alembic import op
 
 
 def make_immutable(table: str, *, unique_keys: Sequence[Sequence[str]]) -> None:
-    """Refuse UPDATE and DELETE of the table, also without effect, and TRUNCATE or REPLACE."""
+    """Create triggers that refuse UPDATE, DELETE, TRUNCATE and REPLACE, even of no row."""
     if op.get_bind().dialect.name == "sqlite":
         _on_sqlite(table, unique_keys)
     else:

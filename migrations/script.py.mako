@@ -11,7 +11,7 @@ down_revision = ${repr(down_revision)}
 
 
 def upgrade() -> None:
-    """Apply; a statement that waits for a lock gives up instead of blocking the service."""
+    """Apply; a statement that waits too long for a lock fails instead of blocking the service."""
     if op.get_bind().dialect.name == "postgresql":
         op.execute("SET LOCAL lock_timeout = '5s'")
     ${upgrades if upgrades else "pass"}

@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from billing.entries import sweep
+from billing.entries import SWEEP_MAX, sweep
 from billing.errors import BillingError
 from gateway.dependencies import Dependencies
 
@@ -28,9 +29,15 @@ async def sweeping(deps: Dependencies) -> AsyncIterator[None]:
 
 async def _keep_sweeping(deps: Dependencies) -> None:
     while True:
-        now_ms = deps.now_ms()
         try:
-            await deps.database.write(lambda conn: sweep(conn, now_ms=now_ms))  # noqa: B023
+            await sweep_all(deps)
         except (BillingError, SQLAlchemyError):
             log.warning("sweep_failed", exc_info=True)
         await asyncio.sleep(SWEEP_SECONDS)
+
+
+async def sweep_all(deps: Dependencies, *, num_max: int = SWEEP_MAX) -> None:
+    """Delete every expired entry, at most `num_max` a transaction; requests write in between."""
+    piece = partial(sweep, now_ms=deps.now_ms(), num_max=num_max)
+    while await deps.database.write(piece) == num_max:
+        pass

@@ -9,15 +9,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 
-from billing.lease_reports import LeaseReport as BookedReport
-from billing.lease_reports import book_lease_reports
+from billing.lease_costs import record_lease_costs
 from engine.client import LeaseReport
 from gateway.dependencies import Dependencies
 from gateway.errors import LedgerUnavailable
 from gateway.requests.ledger_writes import write
+from gateway.requests.usage import lease_cost
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +94,5 @@ async def _keep_recording(deps: Dependencies, inbox: _Inbox) -> None:
 async def _record(deps: Dependencies, reports: Sequence[LeaseReport]) -> None:
     if not reports:
         return
-    booked = [_booked(report) for report in reports]
-    await write(deps, partial(book_lease_reports, reports=booked, reported_at_ms=deps.now_ms()))
-
-
-def _booked(report: LeaseReport) -> BookedReport:
-    """The engine's report in billing's fields."""
-    fields = asdict(report)
-    return BookedReport(tokens=fields.pop("num_tokens"), **fields)
+    costs = [lease_cost(report) for report in reports]
+    await write(deps, partial(record_lease_costs, costs=costs, reported_at_ms=deps.now_ms()))

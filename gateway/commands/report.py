@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from billing.lease_reports import pin_costs
+from billing.lease_costs import pin_costs
 from billing.meters import Meter
 from billing.money import usd
 from billing.reports import usage as report_usage

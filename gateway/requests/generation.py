@@ -17,6 +17,7 @@ from functools import partial
 
 from starlette.requests import ClientDisconnect
 
+from billing.cache_split import CacheSplit, cache_split
 from billing.entries import activate, remove_unpaid
 from billing.errors import InsufficientBalance, UnknownPrice
 from billing.facts import is_failure
@@ -30,7 +31,6 @@ from engine.client import (
     Finished,
     FinishReason,
     GenerateRequest,
-    Grant,
     Rejected,
     RequestStream,
     Tokens,
@@ -50,7 +50,7 @@ from gateway.requests.hold import open_when_unblocked
 from gateway.requests.ledger_writes import write
 from gateway.requests.order import Order, require_model
 from gateway.requests.output import BlockEvent, OutputBlocks
-from gateway.requests.usage import CacheOutcome, bill_up_to, cache_outcome, granted_writes
+from gateway.requests.usage import bill_up_to, grant_facts
 from gateway.wire.response import StopReason
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Generation:
         self.hold_is_open = False
         self._deps = deps
         loop = asyncio.get_running_loop()
-        self._admitted: asyncio.Future[CacheOutcome] = loop.create_future()
+        self._admitted: asyncio.Future[CacheSplit] = loop.create_future()
         self._ended: asyncio.Future[Ending] = loop.create_future()
         self._events: deque[BlockEvent] = deque()  # not taken yet; bounded by max_tokens
         self._news = asyncio.Event()
@@ -106,7 +106,7 @@ class Generation:
         """The output tokens up to the stop string that ended the output; None without one."""
         return None if self._output.stop_sequence is None else self._output.num_tokens
 
-    async def admitted(self) -> CacheOutcome:
+    async def admitted(self) -> CacheSplit:
         """Wait until the engine has admitted the request; from then on its cache split is final."""
         return await asyncio.shield(self._admitted)
 
@@ -195,8 +195,9 @@ class Generation:
         while True:
             match await _next_event(events):
                 case Admitted(grants=grants):
-                    self._admitted.set_result(cache_outcome(hold, grants))
-                    await self._withdraw_refused(hold, grants)
+                    cache = cache_split(hold, grant_facts(grants), moment="admission")
+                    self._admitted.set_result(cache)
+                    await self._withdraw_refused(hold, cache)
                 case Committed(num_tokens=num_tokens):
                     await self._activate(num_tokens)
                 case Tokens(token_ids=token_ids):
@@ -204,15 +205,14 @@ class Generation:
                 case (Finished() | Rejected()) as last:
                     return last
 
-    async def _withdraw_refused(self, hold: Hold, grants: tuple[Grant, ...]) -> None:
+    async def _withdraw_refused(self, hold: Hold, cache: CacheSplit) -> None:
         """Remove the entries that the engine will not pin, so that no request waits for them."""
-        granted = granted_writes(hold, grants)
-        if len(granted) < len(hold.writes):
-            await self._change_entries(partial(remove_unpaid, paid=granted))
+        if len(cache.writes) < len(hold.writes):
+            await self._change_entries(partial(remove_unpaid, paid=cache.writes))
 
     async def _activate(self, num_tokens: int) -> None:
         """Make the entry of a committed prefix live, before any output is shown."""
-        await self._change_entries(partial(activate, tokens=num_tokens))
+        await self._change_entries(partial(activate, num_tokens=num_tokens))
 
     async def _change_entries(self, change: Callable[..., None]) -> None:
         request_id = self.order.request_id

@@ -55,7 +55,7 @@ async def open_when_unblocked(order: Order, *, deps: Dependencies, wait: EntryWa
         )
         if isinstance(found, HeldOrder):
             break
-        awaited_tokens = found[0].tokens
+        awaited_tokens = found[0].num_tokens
         try:
             with deps.metrics.cache_waiting.track_inprogress():
                 await wait.until_changed(found)
@@ -133,12 +133,12 @@ def _hold(conn: Connection, order: Order, match: CacheMatch, *, deps: Dependenci
 def _generate_request(order: Order, match: CacheMatch, *, deps: Dependencies) -> GenerateRequest:
     model = order.prompt.model
     reads = [
-        Breakpoint(entry.tokens, entry.ttl_ms, write=False, persist=entry.ttl_class == "1h")
+        Breakpoint(entry.num_tokens, entry.ttl_ms, write=False, persist=entry.ttl_class == "1h")
         for entry in match.read_entries
     ]
     writes = [
         Breakpoint(
-            write.tokens,
+            write.num_tokens,
             deps.settings.ttl_ms(write.ttl_class),
             write=True,
             persist=write.ttl_class == "1h",

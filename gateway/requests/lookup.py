@@ -46,7 +46,7 @@ def match_entries(
     """
     hit = _highest_hit(entry_keys, breakpoints, live)
     matched_path = () if hit is None else entry_keys[: hit + 1]
-    read_tokens = 0 if hit is None else live[entry_keys[hit]].tokens
+    read_tokens = 0 if hit is None else live[entry_keys[hit]].num_tokens
     # Two blocks have one key if the second holds no token: an entry is still read once.
     read_entries = {key: live[key] for key in matched_path if key in live}
     return CacheMatch(

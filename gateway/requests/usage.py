@@ -1,53 +1,32 @@
 """Usage numbers: the engine's record to billing's facts, billing's quantities to the wire."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
+from billing.cache_split import CacheSplit
 from billing.facts import EngineFacts, GrantFact
-from billing.holds import Hold
-from billing.meters import Quantities, WritePoint, split
-from engine.client import EngineRecord, Grant
+from billing.lease_costs import LeaseCost
+from billing.meters import Quantities
+from billing.rows import DataclassInstance
+from engine.client import EngineRecord, Grant, LeaseReport
 from gateway.wire.events import DeltaUsage
 from gateway.wire.response import CacheCreation, Usage
 
-
-@dataclass(frozen=True, slots=True)
-class CacheOutcome:
-    """What became of a request's breakpoints: final from admission on."""
-
-    quantities: Quantities
-    refused: tuple[Grant, ...]
-
-    @property
-    def header(self) -> str:
-        """The value of `x-kvmeter-cache`."""
-        q = self.quantities
-        parts = [
-            f"read={q.cache_read}",
-            f"write_5m={q.cache_write_5m}",
-            f"write_1h={q.cache_write_1h}",
-        ]
-        if self.refused:
-            refusals = ",".join(f"{grant.reason}@{grant.num_tokens}" for grant in self.refused)
-            parts.append(f"refused={refusals}")
-        return "; ".join(parts)
+T = TypeVar("T", bound=DataclassInstance)
 
 
-def granted_writes(hold: Hold, grants: tuple[Grant, ...]) -> tuple[WritePoint, ...]:
-    """The writes that the engine did not refuse."""
-    answers = {grant.num_tokens: grant for grant in grants if grant.write}
-    return tuple(w for w in hold.writes if answers[w.tokens].outcome != "refused")
-
-
-def cache_outcome(hold: Hold, grants: tuple[Grant, ...]) -> CacheOutcome:
-    """Split the prompt by the writes that the engine granted; a refused one is plain input."""
-    return CacheOutcome(
-        quantities=split(
-            total_tokens=hold.total_tokens,
-            read_tokens=hold.read_tokens,
-            writes=granted_writes(hold, grants),
-        ),
-        refused=tuple(grant for grant in grants if grant.write and grant.outcome == "refused"),
-    )
+def cache_header(cache: CacheSplit) -> str:
+    """Return the value of `x-kvmeter-cache`."""
+    parts = [
+        f"read={cache.quantities.cache_read}",
+        f"write_5m={cache.quantities.cache_write_5m}",
+        f"write_1h={cache.quantities.cache_write_1h}",
+    ]
+    if cache.refused:
+        refusals = ",".join(f"{write.reason}@{write.num_tokens}" for write in cache.refused)
+        parts.append(f"refused={refusals}")
+    return "; ".join(parts)
 
 
 def bill_up_to(record: EngineRecord, output_tokens: int | None) -> EngineRecord:
@@ -66,33 +45,26 @@ def bill_up_to(record: EngineRecord, output_tokens: int | None) -> EngineRecord:
 
 
 def engine_facts(record: EngineRecord) -> EngineFacts:
-    """The engine's record in billing's own words."""
-    return EngineFacts(
-        engine_boot_id=record.engine_boot_id,
-        finish_reason=record.finish_reason,
-        prompt_tokens=record.prompt_tokens,
-        tokens_reused_promised=record.tokens_reused_promised,
-        tokens_reused_gift=record.tokens_reused_gift,
-        tokens_read_recomputed=record.tokens_read_recomputed,
-        tokens_computed=record.tokens_computed,
-        grants=tuple(
-            GrantFact(
-                tokens=grant.num_tokens,
-                write=grant.write,
-                outcome=grant.outcome,
-                reason=grant.reason,
-                committed=grant.committed,
-                lease_id=grant.lease_id,
-            )
-            for grant in record.grants
-        ),
-        output_tokens=record.output_tokens,
-        overrun_tokens=record.overrun_tokens,
-        tokens_recomputed_preemption=record.tokens_recomputed_preemption,
-        num_preemptions=record.num_preemptions,
-        reads_by_tier=record.reads_by_tier,
-        queued_ms=record.queued_ms,
-    )
+    """Return the engine's record as billing's facts."""
+    return from_engine(EngineFacts, record, grants=grant_facts(record.grants))
+
+
+def grant_facts(grants: Sequence[Grant]) -> tuple[GrantFact, ...]:
+    """Return the engine's grants as billing's facts."""
+    return tuple(from_engine(GrantFact, grant) for grant in grants)
+
+
+def lease_cost(report: LeaseReport) -> LeaseCost:
+    """Return the engine's report of a lease as billing's cost."""
+    return from_engine(LeaseCost, report)
+
+
+def from_engine(cls: type[T], value: object, **known: Any) -> T:
+    """Return a dataclass of billing with the values of the engine's fields of the same names."""
+    same = {
+        field.name: getattr(value, field.name) for field in fields(cls) if field.name not in known
+    }
+    return cls(**same, **known)
 
 
 def usage_of(quantities: Quantities) -> Usage:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from billing.cache_split import CacheSplit
 from gateway.requests.generation import Ending
 from gateway.requests.order import Order
 from gateway.requests.output import BlockDelta, BlockEvent, BlockStart, BlockStop
-from gateway.requests.usage import CacheOutcome, delta_usage_of, usage_of
+from gateway.requests.usage import delta_usage_of, usage_of
 from gateway.wire.events import (
     ContentBlockDelta,
     ContentBlockStart,
@@ -18,7 +19,7 @@ from gateway.wire.events import (
 from gateway.wire.response import Message, TextContent
 
 
-def message_start(order: Order, outcome: CacheOutcome) -> MessageStart:
+def message_start(order: Order, cache: CacheSplit) -> MessageStart:
     """Return the empty message; its usage has the whole input side and no output yet."""
     return MessageStart(
         message=Message(
@@ -27,7 +28,7 @@ def message_start(order: Order, outcome: CacheOutcome) -> MessageStart:
             content=(),
             stop_reason=None,
             stop_sequence=None,
-            usage=usage_of(outcome.quantities),
+            usage=usage_of(cache.quantities),
         )
     )
 

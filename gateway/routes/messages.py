@@ -15,6 +15,7 @@ from gateway.requests.generation import Generation
 from gateway.requests.open_requests import OpenRequests
 from gateway.requests.order import place_order
 from gateway.requests.output import BlockEvent
+from gateway.requests.usage import cache_header
 from gateway.requests.wire_messages import whole_message
 from gateway.wire.request import MessagesRequest
 
@@ -49,8 +50,7 @@ async def create_message(
     open_requests: OpenRequests = request.app.state.open_requests
     generation = open_requests.start(order)
     async with abort_on_disconnect(generation, request.receive):
-        outcome = await generation.admitted()
-        headers = {"x-kvmeter-cache": outcome.header}
+        headers = {"x-kvmeter-cache": cache_header(await generation.admitted())}
         if not body.stream:
             events = await _all_events(generation)
             message = whole_message(order, events=events, ending=await generation.ended())

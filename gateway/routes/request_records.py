@@ -1,15 +1,15 @@
 """`GET /v1/kvmeter/requests/{id}`: what a request cost and why, for the customer to verify."""
 
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
 
 from billing.facts import EngineFacts
-from billing.lease_reports import LeaseReport
+from billing.lease_costs import LeaseCost
 from billing.rating import PricedLine
 from billing.records import RequestRecord, request_record
+from billing.rows import as_json
 from gateway.errors import NotFound
 from gateway.http.auth import AnyCaller, Deps
 from gateway.requests.usage import usage_of
@@ -53,7 +53,7 @@ def record_body(record: RequestRecord) -> dict[str, Any]:
         "usage": usage_of(record.quantities).model_dump(),
         "postings": [_posting(line) for line in record.postings],
         "charged_nanos": str(record.charged_nanos),
-        "refused": [asdict(refused) for refused in record.refused],
+        "refused": [as_json(refused) for refused in record.refused],
         "engine": None if record.engine is None else _engine(record.engine),
         "leases": [_lease(lease) for lease in record.leases],
     }
@@ -68,11 +68,11 @@ def _posting(line: PricedLine) -> dict[str, str]:
     }
 
 
-def _lease(lease: LeaseReport) -> dict[str, Any]:
+def _lease(lease: LeaseCost) -> dict[str, Any]:
     """What keeping one written prefix has cost, as reported last."""
     return {
         "id": lease.lease_id,
-        "tokens": lease.tokens,
+        "tokens": lease.num_tokens,
         "reason": lease.reason,
         "tier": lease.tier,
         "idle_block_ms": lease.idle_block_ms,
@@ -81,20 +81,7 @@ def _lease(lease: LeaseReport) -> dict[str, Any]:
 
 
 def _engine(facts: EngineFacts) -> dict[str, Any]:
-    """What was physically done; the first four numbers add up to `prompt_tokens`."""
-    return {
-        "tokens_reused_promised": facts.tokens_reused_promised,
-        "tokens_reused_gift": facts.tokens_reused_gift,
-        "tokens_read_recomputed": facts.tokens_read_recomputed,
-        "tokens_computed": facts.tokens_computed,
-        "prompt_tokens": facts.prompt_tokens,
-        "output_tokens": facts.output_tokens,
-        "overrun_tokens": facts.overrun_tokens,
-        "tokens_recomputed_preemption": facts.tokens_recomputed_preemption,
-        "num_preemptions": facts.num_preemptions,
-        "reads_by_tier": facts.reads_by_tier,
-        "grants": [asdict(grant) for grant in facts.grants],
-        "finish_reason": facts.finish_reason,
-        "queued_ms": facts.queued_ms,
-        "boot_id": facts.engine_boot_id,
-    }
+    """Return the engine record; the first four numbers add up to `prompt_tokens`."""
+    body = as_json(facts)
+    boot_id = body.pop("engine_boot_id")
+    return {**body, "boot_id": boot_id}

@@ -1,4 +1,4 @@
-"""How long others wait for a pending entry; what leases have cost.
+"""The wait deadline of pending cache entries, and lease reports.
 
 Revision 0002, after 0001. Spelled out in SQL and frozen, like 0001.
 """
@@ -10,7 +10,7 @@ from migrations.immutable import make_immutable
 revision = "0002"
 down_revision = "0001"
 
-# NULL for entries that were pending before: nobody waits for them.
+# NULL for entries that were pending before: no request waits for them.
 AWAITED = "ALTER TABLE cache_entries ADD COLUMN awaited_until_ms BIGINT"
 
 LEASE_REPORTS = """

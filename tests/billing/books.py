@@ -162,7 +162,7 @@ def engine_facts(hold: Hold, **changes: Any) -> EngineFacts:
         tokens_read_recomputed=hold.read_tokens - promised,
         tokens_computed=hold.total_tokens - hold.read_tokens,
         grants=tuple(
-            GrantFact(write.tokens, True, "granted", committed=True) for write in hold.writes
+            GrantFact(write.num_tokens, True, "granted", committed=True) for write in hold.writes
         ),
         output_tokens=5,
     )

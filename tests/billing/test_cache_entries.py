@@ -35,8 +35,10 @@ def live(books: Books, *keys: str, at_ms: int = NOW_MS) -> dict[str, Entry]:
     return books.database.read_now(lambda conn: find_live(conn, keys or ["key-8"], now_ms=at_ms))
 
 
-def commit(books: Books, hold: Hold, tokens: int = 8) -> None:
-    books.database.write_now(lambda conn: activate(conn, request_id=hold.request_id, tokens=tokens))
+def commit(books: Books, hold: Hold, num_tokens: int = 8) -> None:
+    books.database.write_now(
+        lambda conn: activate(conn, request_id=hold.request_id, num_tokens=num_tokens)
+    )
 
 
 def test_an_entry_is_live_from_its_commit_until_exactly_its_expiry(books: Books) -> None:
@@ -141,8 +143,27 @@ def test_sweeping_deletes_the_expired_and_nothing_else(books: Books) -> None:
 
     assert swept == 1
     assert set(live(books, "key-8", "key-9")) == {"key-9"}
-    commit(books, running, tokens=10)
+    commit(books, running, num_tokens=10)
     assert set(live(books, "key-10")) == {"key-10"}
+
+
+def test_a_sweep_goes_in_pieces_oldest_first_until_one_is_not_full(books: Books) -> None:
+    for number in range(5):
+        started_at_ms = NOW_MS + 4 - number
+        writes = (WritePoint(8, "5m", f"key-{number}"),)
+        books.settle(books.open(writes=writes, started_at_ms=started_at_ms))
+    late_ms = END_MS + SWEEP_GRACE_MS + 1_000
+
+    def sweep_two() -> int:
+        return books.database.write_now(lambda conn: sweep(conn, now_ms=late_ms, num_max=2))
+
+    assert sweep_two() == 2
+    assert set(live(books, *(f"key-{number}" for number in range(5)))) == {
+        "key-0",
+        "key-1",
+        "key-2",
+    }
+    assert [sweep_two(), sweep_two(), sweep_two()] == [2, 1, 0]
 
 
 def test_a_path_of_forty_thousand_keys_is_looked_up_and_renewed(books: Books) -> None:
@@ -224,7 +245,7 @@ def test_nobody_waits_for_what_is_live_or_gone_or_expires_before_it_can_be_read(
     assert pending(books, "key-4", "key-8", "key-9") == {"key-4", "key-8"}
     assert pending(books, "key-4", "key-8", started_at_ms=END_MS) == set()
 
-    commit(books, hold, tokens=4)
+    commit(books, hold, num_tokens=4)
     assert pending(books, "key-4", "key-8") == {"key-8"}
 
     books.settle(hold, grants=(GrantFact(4, True, "granted", committed=True),))

@@ -6,7 +6,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from billing import accounts
 from billing.database import Database
-from billing.lease_reports import LeaseReport, book_lease_reports
+from billing.lease_costs import LeaseCost, record_lease_costs
 from billing.meters import Meter
 from billing.tables import IMMUTABLE, transfers
 from tests.billing.books import NOW_MS, Books, make_books
@@ -26,8 +26,8 @@ NO_OP = {
 def books(database: Database) -> Books:
     books = make_books(database)
     books.request(u=10, o=5)
-    report = LeaseReport("eng:0", "req_1", 10, "expired", "device", 1, 2, 3)
-    books.database.write_now(lambda conn: book_lease_reports(conn, [report], reported_at_ms=NOW_MS))
+    report = LeaseCost("eng:0", "req_1", 10, "expired", "device", 1, 2, 3)
+    books.database.write_now(lambda conn: record_lease_costs(conn, [report], reported_at_ms=NOW_MS))
     return books
 
 

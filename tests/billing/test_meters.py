@@ -23,7 +23,7 @@ def test_i1_and_i2_the_meters_add_up_whatever_the_markers(
 
     assert quantities.prompt == total
     assert quantities.cache_read == read
-    last = max((write.tokens for write in writes if write.tokens > read), default=read)
+    last = max((write.num_tokens for write in writes if write.num_tokens > read), default=read)
     assert quantities.cache_write_5m + quantities.cache_write_1h == last - read
     assert min(quantities.input, quantities.cache_write_5m, quantities.cache_write_1h) >= 0
 
@@ -37,7 +37,7 @@ def test_i3_without_a_marker_everything_is_input(total: int) -> None:
 def test_i4_more_markers_before_the_last_one_change_nothing(
     writes: list[WritePoint], read: int
 ) -> None:
-    same_class = [WritePoint(write.tokens, "5m", write.entry_key) for write in writes]
+    same_class = [WritePoint(write.num_tokens, "5m", write.entry_key) for write in writes]
 
     many = split(total_tokens=600, read_tokens=read, writes=same_class)
 

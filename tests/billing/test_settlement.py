@@ -254,6 +254,31 @@ def test_a_failed_request_keeps_its_engine_record_and_costs_nothing(books: Books
     books.assert_sound()
 
 
+def test_a_request_that_its_client_aborted_says_so_and_pays_for_its_output(books: Books) -> None:
+    record = books.settle(books.open(stream=True), finish_reason="aborted", output_tokens=2).record
+
+    assert (record.status, record.quantities) == ("aborted", Quantities(input=10, output=2))
+    assert record.charged_nanos == 60_000
+    books.assert_sound()
+
+
+def test_a_message_that_could_not_be_sent_is_recorded_as_failed_and_free(books: Books) -> None:
+    hold = books.open(amount_nanos=7)
+    record = books.database.write_now(
+        lambda conn: settle(
+            conn,
+            request_id=hold.request_id,
+            facts=engine_facts(hold),
+            ended_at_ms=NOW_MS,
+            stop_reason=None,
+            answered=False,
+        )
+    ).record
+
+    assert (record.status, record.charged_nanos, record.postings) == ("failed", 0, ())
+    books.assert_sound()
+
+
 def test_a_recovered_request_is_booked_later_than_it_happened(books: Books) -> None:
     hold = books.open(stream=True)
     books.database.write_now(

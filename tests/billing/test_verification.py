@@ -1,12 +1,23 @@
 """The books are checked by recomputing them; each kind of damage is named."""
 
-import pytest
-from sqlalchemy import text
+import sqlite3
+from dataclasses import replace
+from typing import Any
 
-from billing.database import Database
-from billing.settlement import release
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+from billing.database import Database, is_sqlite, reading_engine
+from billing.database import database_url as parse
+from billing.holds import open_hold
+from billing.lease_costs import LeaseCost, record_lease_costs
+from billing.meters import WritePoint
+from billing.price_cards import publish
+from billing.scan import ROWS_AT_ONCE
+from billing.settlement import release, settle
 from billing.verification import verify
-from tests.billing.books import NOW_MS, Books, make_books
+from tests.billing.books import NOW_MS, T3, TTL_MS, Books, engine_facts, make_books
 
 
 @pytest.fixture
@@ -20,14 +31,26 @@ def tamper(books: Books, table: str, change: str) -> None:
     """What someone with the database password could do: switch the protection off, then write."""
 
     def write(conn):
-        if conn.dialect.name == "postgresql":
-            conn.execute(text("SET LOCAL session_replication_role = 'replica'"))
-        else:
-            conn.execute(text(f"DROP TRIGGER IF EXISTS {table}_no_update"))
-            conn.execute(text("PRAGMA ignore_check_constraints = ON"))
+        switch_protection_off(conn, table)
         conn.execute(text(f"UPDATE {table} SET {change}"))
 
     books.database.write_now(write)
+
+
+def switch_protection_off(conn: Connection, table: str) -> None:
+    """Let a table be changed against its triggers and CHECKs."""
+    if conn.dialect.name == "sqlite":
+        conn.execute(text(f"DROP TRIGGER IF EXISTS {table}_no_update"))
+        conn.execute(text(f"DROP TRIGGER IF EXISTS {table}_no_delete"))
+        conn.execute(text("PRAGMA ignore_check_constraints = ON"))
+        return
+    conn.execute(text("SET LOCAL session_replication_role = 'replica'"))
+    checks = conn.execute(
+        text("SELECT conname FROM pg_constraint WHERE contype = 'c' AND conrelid = :t ::regclass"),
+        {"t": table},
+    )
+    for (name,) in checks.all():
+        conn.execute(text(f"ALTER TABLE {table} DROP CONSTRAINT {name}"))
 
 
 def test_sound_books_have_no_problem(books: Books) -> None:
@@ -68,6 +91,43 @@ def test_sound_books_have_no_problem(books: Books) -> None:
             [
                 "Account operator_funding says", "Account unbilled:org_a says",
                 "Transfer txn_1/1 is paid from another account than its hold: operator_funding.",
+            ],
+        ),
+        (
+            "accounts",
+            "debits_posted_nanos = 1 WHERE id = 'prepaid:org_a'",
+            [
+                "Account prepaid:org_a says debits 1 and credits 0",
+                "Account prepaid:org_a is below zero: -1.",
+                "The trial balance is not zero: -1.",
+            ],
+        ),
+        (
+            "transfers",
+            "amount_nanos = amount_nanos + 1 WHERE meter = 'input'",
+            [
+                "Account revenue:input says", "Account unbilled:org_a says",
+                "Transfer txn_1/1 is not quantity x rate: 6001.",
+                "Request req_1 was charged 97200, posted 97201.",
+            ],
+        ),
+        (
+            "requests",
+            "prompt_tokens = 11",
+            [
+                "Request req_1 bills 10 of 11 tokens.",
+                "Request req_1 has engine facts for 10 of 11 tokens.",
+                "Request req_1 bills other cache tokens than its read and its writes come to.",
+            ],
+        ),
+        (
+            "requests",
+            "input_tokens = 0, cache_read_tokens = 0, cache_write_5m_tokens = 0,"
+            " output_tokens = 0, charged_nanos = 0",
+            [
+                "Request req_1 has other quantities than its transfers.",
+                "Request req_1 was charged 0, posted 97200.",
+                "Request req_1 is completed and was charged nothing.",
             ],
         ),
         (
@@ -124,6 +184,28 @@ def test_damage_is_named(books: Books, table: str, change: str, sentences: list[
         assert problem.startswith(sentence)
 
 
+def test_a_transfer_priced_by_another_card_is_named(books: Books) -> None:
+    other = replace(T3, id="word-model@2", version=2)
+    books.database.write_now(lambda conn: publish(conn, [other], now_ms=0))
+    tamper(books, "transfers", "price_card_id = 'word-model@2' WHERE meter = 'input'")
+
+    assert books.database.read_now(verify).problems == (
+        "Transfer txn_1/1 has another price card than its request: word-model@2.",
+    )
+
+
+def test_a_charge_without_an_engine_record_is_named(books: Books) -> None:
+    def remove(conn: Connection) -> None:
+        switch_protection_off(conn, "kv_records")
+        conn.execute(text("DELETE FROM kv_records"))
+
+    books.database.write_now(remove)
+
+    assert books.database.read_now(verify).problems == (
+        "Request req_1 was charged without an engine record.",
+    )
+
+
 def test_a_released_request_is_sound(books: Books) -> None:
     hold = books.open()
     books.database.write_now(
@@ -133,3 +215,102 @@ def test_a_released_request_is_sound(books: Books) -> None:
     )
 
     books.assert_sound()
+
+
+def test_verifying_holds_a_few_rows_in_memory_however_large_the_tables_are(
+    books: Books, database_url: str
+) -> None:
+    fill(books, num_requests=ROWS_AT_ONCE + 50)
+    fetches: list[int] = []
+    engine = counting_engine(database_url, fetches)
+
+    with engine.begin() as conn:
+        report = verify(conn)
+    engine.dispose()
+
+    assert report.sound
+    assert report.row_counts["requests"] == ROWS_AT_ONCE + 51
+    assert report.row_counts["lease_reports"] == ROWS_AT_ONCE + 50
+    assert max(fetches) == ROWS_AT_ONCE
+    # Transfers twice over the limit, requests, requests with engine records, and lease reports.
+    assert fetches.count(ROWS_AT_ONCE) >= 5
+
+
+def fill(books: Books, *, num_requests: int) -> None:
+    """Settled requests in one commit, each with three transfers and a lease."""
+    written = [
+        books.hold(total_tokens=10, writes=(WritePoint(8, "5m", f"key-{number}"),))
+        for number in range(num_requests)
+    ]
+
+    def write(conn: Connection) -> None:
+        for hold in written:
+            open_hold(conn, hold, ttl_ms=TTL_MS)
+            facts = engine_facts(hold)
+            settle(
+                conn,
+                request_id=hold.request_id,
+                facts=facts,
+                ended_at_ms=NOW_MS,
+                stop_reason="end_turn",
+            )
+        reports = [
+            LeaseCost(f"eng:{hold.request_id}", hold.request_id, 8, "expired", "device", 1, 2, 3)
+            for hold in written
+        ]
+        record_lease_costs(conn, reports, reported_at_ms=NOW_MS)
+
+    books.database.write_now(write)
+
+
+def counting_engine(url: str, fetches: list[int]) -> Engine:
+    """A reading engine whose driver notes how many rows each fetch brought into memory."""
+    engine = reading_engine(parse(url))
+
+    class Counting:
+        def fetchone(self) -> Any:
+            fetches.append(1)
+            return super().fetchone()  # type: ignore[misc]
+
+        def fetchmany(self, size: int = 1) -> Any:
+            rows = super().fetchmany(size)  # type: ignore[misc]
+            fetches.append(len(rows))
+            return rows
+
+        def fetchall(self) -> Any:
+            rows = super().fetchall()  # type: ignore[misc]
+            fetches.append(len(rows))
+            return rows
+
+    class SqliteCursor(Counting, sqlite3.Cursor):
+        pass
+
+    class SqliteConnection(sqlite3.Connection):
+        def cursor(self, _factory: Any = None) -> Any:
+            return super().cursor(SqliteCursor)
+
+    class ServerCursor(Counting, psycopg.ServerCursor[Any]):
+        pass
+
+    class ClientCursor(psycopg.Cursor[Any]):
+        """Has its whole result in memory from the start."""
+
+        def execute(self, *args: Any, **kwargs: Any) -> Any:
+            done = super().execute(*args, **kwargs)
+            fetches.append(max(0, self.rowcount))
+            return done
+
+    if is_sqlite(engine.url):
+
+        @event.listens_for(engine, "do_connect")
+        def before_connect(_dialect: Any, _record: Any, _args: Any, options: Any) -> None:
+            options["factory"] = SqliteConnection
+
+    else:
+
+        @event.listens_for(engine, "connect")
+        def on_connect(connection: Any, _record: Any) -> None:
+            connection.cursor_factory = ClientCursor
+            connection.server_cursor_factory = ServerCursor
+
+    return engine

@@ -218,7 +218,9 @@ def test_what_another_process_writes_is_read_soon_after_its_commit(stack: Stack)
     request_id = left_by_another_process(stack)
     with stack.in_background(BODY) as later:
         stack.wait_until(lambda: num_waiting(stack) == 1)
-        stack.database.write_now(lambda conn: activate(conn, request_id=request_id, tokens=1000))
+        stack.database.write_now(
+            lambda conn: activate(conn, request_id=request_id, num_tokens=1000)
+        )
 
     assert split_of(later.result()) == Split(read=1000)
     release_foreign(stack)

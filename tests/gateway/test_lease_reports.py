@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection
 
 from billing.customers import find_caller
-from billing.lease_reports import pin_costs
+from billing.lease_costs import pin_costs
 from billing.price_cards import PriceCard, publish
 from billing.verification import verify
 from engine.client import GenerateRequest

@@ -38,9 +38,9 @@ class Store:
         }
         match = match_entries(keys, points, live)
         for entry in match.read_entries:
-            self._put(entry.key, entry.tokens, entry.ttl_class, now_ms)
+            self._put(entry.key, entry.num_tokens, entry.ttl_class, now_ms)
         for write in match.writes:
-            self._put(write.entry_key, write.tokens, write.ttl_class, now_ms)
+            self._put(write.entry_key, write.num_tokens, write.ttl_class, now_ms)
         return split(total_tokens=ends[-1], read_tokens=match.read_tokens, writes=match.writes)
 
     def _put(self, key: str, tokens: int, ttl_class: str, now_ms: int) -> None:
@@ -89,7 +89,7 @@ def test_a_breakpoint_sees_twenty_blocks_itself_included(blocks_later: int, foun
 
     assert match.read_tokens == (6 if found else 0)
     assert match.read_entries == ((entry,) if found else ())
-    assert [write.tokens for write in match.writes] == [6 + blocks_later]
+    assert [write.num_tokens for write in match.writes] == [6 + blocks_later]
 
 
 def pending(key: str, request_id: str = "req_1") -> PendingEntry:

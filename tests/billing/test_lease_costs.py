@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import text
 
 from billing.database import Database
-from billing.lease_reports import (
-    LeaseReport,
+from billing.lease_costs import (
+    LeaseCost,
     PinCost,
-    book_lease_reports,
     leases_of,
     pin_costs,
+    record_lease_costs,
 )
 from billing.meters import WritePoint
 from billing.records import request_record
@@ -19,7 +19,7 @@ from billing.verification import verify
 from tests.billing.books import NOW_MS, T3, Books, make_books
 
 WRITES = (WritePoint(4, "1h", "key-4"), WritePoint(8, "5m", "key-8"))
-FIRST = LeaseReport("eng:0", "req_1", 4, "refreshed", "device", 4_096, 10, 0)
+FIRST = LeaseCost("eng:0", "req_1", 4, "refreshed", "device", 4_096, 10, 0)
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def books(database: Database) -> Books:
     return books
 
 
-def book(books: Books, *reports: LeaseReport) -> int:
+def book(books: Books, *reports: LeaseCost) -> int:
     return books.database.write_now(
-        lambda conn: book_lease_reports(conn, reports, reported_at_ms=NOW_MS)
+        lambda conn: record_lease_costs(conn, reports, reported_at_ms=NOW_MS)
     )
 
 
@@ -41,14 +41,14 @@ def rows(books: Books) -> list[tuple[object, ...]]:
 
 
 def test_a_report_names_the_entry_that_its_request_wrote(books: Books) -> None:
-    assert book(books, FIRST, replace(FIRST, lease_id="eng:1", tokens=8)) == 2
+    assert book(books, FIRST, replace(FIRST, lease_id="eng:1", num_tokens=8)) == 2
 
     assert rows(books) == [("eng:0", "key-4", "refreshed"), ("eng:1", "key-8", "refreshed")]
     books.assert_sound()
 
 
 def test_a_lease_of_an_entry_that_was_only_read_has_no_key(books: Books) -> None:
-    book(books, replace(FIRST, tokens=3))
+    book(books, replace(FIRST, num_tokens=3))
 
     assert rows(books) == [("eng:0", None, "refreshed")]
     books.assert_sound()
@@ -88,7 +88,7 @@ def test_costs_add_up_by_workspace_and_model(books: Books) -> None:
     book(
         books,
         FIRST,
-        replace(FIRST, lease_id="eng:1", tokens=8, idle_block_ms=1, contended_block_ms=2),
+        replace(FIRST, lease_id="eng:1", num_tokens=8, idle_block_ms=1, contended_block_ms=2),
         replace(FIRST, lease_id="eng:2", request_id=other_id),
     )
 
