@@ -25,7 +25,7 @@ from engine.link.address import bound_url, listen
 from engine.link.server import EngineServer
 from engine.protocol import EngineInfo
 from engine.tiers.lease_files import Origin
-from engine.tiers.storage import lease_store
+from engine.tiers.open_store import open_lease_store
 
 
 def serve(
@@ -62,7 +62,7 @@ def serve(
         info = _info(arguments, loaded, config)
         on_gpu = device.type == "cuda"
         store = stack.enter_context(
-            lease_store(
+            open_lease_store(
                 arguments.data_dir / "engine" / "leases",
                 runner,
                 config,

@@ -25,7 +25,7 @@ from engine.leases.pin_meter import PinMeter
 from engine.leases.reservations import Reservations
 from engine.leases.table import LeaseTable
 from engine.protocol import Breakpoint, Grant, LeaseReport, ReportReason
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 
 COUNTED = ("expired", "unpinned", "lost", "dropped", "given_up")
 

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.leases.book import LeaseBook
 from engine.plan import BlockCopy, BlockLoad
 from engine.scheduling.sequence import Sequence
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 
 
 class BlockTables:

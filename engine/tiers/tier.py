@@ -2,9 +2,9 @@
 
     device   the KV pool itself; a lease is pinned there while it can be
     host     pinned host memory; only where the pool is on a GPU
-    disk     one file a lease, for leases that persist; see `engine.tiers.disk`
+    disk     one file a lease, for leases that persist; see `engine.tiers.disk_tier`
 
-A tier keeps whole leases as opaque payloads. `engine.tiers.store` decides what goes where.
+A tier keeps whole leases as opaque payloads. `engine.tiers.lease_store` decides what goes where.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.plan import BlockCopy, BlockLoad, Plan, Row
 from engine.protocol import Breakpoint, EngineRecord, GenerateRequest, LeaseReport
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 
 Slot = tuple[bytes, int, int] | None
 

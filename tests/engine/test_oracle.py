@@ -9,7 +9,7 @@ import pytest
 from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
 from engine.lease import owner_of
 from engine.protocol import Admitted, Committed, Finished, Rejected, Tokens
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 from tests.engine.oracle import Bench, OracleRunner, random_config, random_requests, unpack
 from tests.engine.slot_tier import SlotTier, slot_store
 

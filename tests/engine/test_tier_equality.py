@@ -14,10 +14,10 @@ from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.protocol import Breakpoint, EngineRecord, Finished, GenerateRequest, Sampling, Tokens
-from engine.tiers.disk import DiskTier
-from engine.tiers.host import HostTier
+from engine.tiers.disk_tier import DiskTier
+from engine.tiers.host_tier import HostTier
 from engine.tiers.lease_files import Origin
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 from tests.engine.harness import Clock
 from tests.engine.oracle import ListJournal
 from tests.engine.slot_tier import ALWAYS_PAYS

@@ -7,22 +7,22 @@ from pathlib import Path
 
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
-from engine.tiers.disk import DiskTier
-from engine.tiers.host import HostTier
+from engine.tiers.disk_tier import DiskTier
+from engine.tiers.host_tier import HostTier
 from engine.tiers.lease_files import Origin
+from engine.tiers.lease_store import LeaseStore
 from engine.tiers.probing import (
     disk_bytes_per_second,
     fill_bytes_per_second,
     prefill_tokens_per_second,
 )
-from engine.tiers.store import LeaseStore
 from engine.tiers.tier import Costs, Tier
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def lease_store(
+def open_lease_store(
     folder: Path,
     runner: ModelRunner,
     config: EngineConfig,
