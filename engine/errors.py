@@ -1,13 +1,13 @@
-"""Every exception that the engine raises on purpose, on both ends of its link, as one tree.
+"""All exceptions of the engine and of its client, as one tree.
 
 EngineError
-├── ModelFileError      a model file is missing, damaged or not what its folder says
+├── ModelFileError      a model file is missing, damaged or not what its manifest lists
 ├── ModelFetchError     the default model could not be fetched
-├── KVCacheTooLarge     the machine does not give the memory asked for the KV cache
-├── UnsupportedModel    the folder is whole, but this engine cannot run it
+├── KVCacheTooLarge     the machine cannot allocate the memory asked for the KV cache
+├── UnsupportedModel    the model folder is complete, but this engine cannot run it
 ├── KernelsUnavailable  the C kernels cannot run here; torch computes instead
 ├── KVCacheTooSmall     the memory given to the KV cache holds not even one block
-├── FrameError          a frame, or a value in it, is not what the protocol says
+├── FrameError          a frame, or a value in it, violates the protocol
 ├── AddressError        an engine address cannot be read, bound or reached
 ├── EngineLost          raised by the client: its link ended, or could not be made in time
 ├── JournalError        the journal cannot be locked, read or written; the engine must stop
@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 class EngineError(Exception):
-    """An operating error of the engine; its text is one sentence fit for the operator."""
+    """The root. Its text is one sentence for the operator."""
 
 
 class ModelFileError(EngineError):
@@ -44,7 +44,7 @@ class ModelFetchError(EngineError):
 
 
 class KVCacheTooLarge(EngineError):
-    """The machine does not give the memory asked for the KV cache."""
+    """The machine cannot allocate the memory asked for the KV cache."""
 
     def __init__(self, asked_bytes: int) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class KVCacheTooLarge(EngineError):
 
 
 class UnsupportedModel(EngineError):
-    """The folder is whole, but this engine cannot run it."""
+    """The model folder is complete, but this engine cannot run it."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"Unsupported model: {path}; {what}")
@@ -83,7 +83,7 @@ class KVCacheTooSmall(EngineError):
 
 
 class FrameError(EngineError):
-    """A frame, or a value in it, is not what the protocol says."""
+    """A frame, or a value in it, violates the protocol."""
 
 
 class AddressError(EngineError):

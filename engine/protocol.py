@@ -1,8 +1,9 @@
-"""The values that cross the engine link: what a client asks, what the engine answers.
+"""The protocol's types: requests from a client; events, records and reports from the engine.
 
-Every value is plain data. `engine.link.frames` turns them into msgpack maps and back;
-`engine.client` re-exports the ones a client needs. Lengths are exact token counts, never rounded to
-blocks; lengths of time are milliseconds; token ids travel as packed little-endian u32.
+Every value is plain data. `engine.wire` converts it to maps and back, field by field, for frames
+and for the journal; `engine.client` re-exports what a client needs. A new fact is declared only
+here and set where it is counted. Token counts are exact, never rounded to blocks; times are
+milliseconds; a prompt is packed little-endian u32.
 """
 
 from dataclasses import dataclass, field
@@ -17,9 +18,9 @@ GrantOutcome = Literal["granted", "refreshed", "refused"]
 FinishReason = Literal[
     "stop_token",  # the model ended its turn; the stop token is the last output token
     "max_tokens",  # the request's output budget is used up
-    "finished",  # the client said finish(output_tokens=k), for example at a stop string
-    "aborted",  # the client said abort, or its link ended
-    "error",  # the engine failed this request after admission
+    "finished",  # the client called finish(output_tokens=k), for example at a stop string
+    "aborted",  # the client called abort, or its link ended
+    "error",  # this request failed in the engine after admission
     "engine_lost",  # reconstructed from the journal of an engine that died
 ]
 RejectCode = Literal[
@@ -44,9 +45,9 @@ class Sampling:
 class Breakpoint:
     """A prefix of exactly `num_tokens` tokens to pin for `ttl_ms` more.
 
-    `write` marks a new promise that waits for its grant; without it the breakpoint is a live entry
-    that this request reads: its lease is refreshed, or restored at our cost if it was lost.
-    `persist` asks to keep the lease on disk too, so that it outlives the engine.
+    write     True: a new cache entry, which needs a grant. False: a live entry that this request
+              reads; its lease is refreshed, or restored at the operator's cost if it was lost
+    persist   keep a copy of the lease on disk, so that it survives a restart of the engine
     """
 
     num_tokens: int = field(metadata={WIRE_KEY: "tokens"})
@@ -85,11 +86,11 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The engine's answer to one breakpoint, final for billing.
+    """Whether the engine pins one breakpoint's prefix; final for billing.
 
-    `reason` is set when refused: `quota`, `capacity`, `too_short` or `caching_disabled`.
-    `committed` becomes true when the step that reached exactly `num_tokens` has been committed.
-    `lease_id` names the lease: at once when refreshed, from the commit on when granted.
+    reason      of a refusal: `quota`, `capacity`, `too_short` or `caching_disabled`
+    committed   True once the step that reached exactly `num_tokens` has been committed
+    lease_id    known at once if refreshed, from the commit on if granted
     """
 
     num_tokens: int = field(metadata={WIRE_KEY: "tokens"})
@@ -102,7 +103,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request left the queue: grants are final and the reused prefix is attached."""
+    """The request left the queue: its grants and the length of its reused prefix are final."""
 
     request_id: str
     grants: tuple[Grant, ...]
@@ -127,9 +128,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class EngineRecord:
-    """What really happened to one admitted request; kept in the journal, sent with its end.
+    """What the engine did for one admitted request; kept in the journal, sent with its end.
 
-    The four facts add up to the prompt:
+    The four facts add up to the prompt (docs/words.md):
     `prompt_tokens = tokens_reused_promised + tokens_reused_gift + tokens_read_recomputed
     + tokens_computed`. They are frozen at first admission and never change on preemption.
     """
@@ -164,7 +165,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The only event of a request that was never admitted; it leaves no record."""
+    """The only event of a request that was refused before the queue; it has no record."""
 
     request_id: str
     code: RejectCode
@@ -172,23 +173,26 @@ class Rejected:
 
 
 ReportReason = Literal[
-    "refreshed",  # a request read the prefix, or wrote it again; the lease goes on
-    "expired",  # its deadline came
+    "refreshed",  # a request read or wrote the prefix again; the lease continues
+    "expired",  # it reached its deadline
     "unpinned",  # a client ended it
-    "lost",  # its last copy turned out to be damaged; readers pay nothing more for that
-    "dropped",  # the engine broke a stall with it
-    "stopped",  # the engine stops; a lease that persists goes on in the next one
+    "lost",  # its last copy was damaged; later readers are not charged more
+    "dropped",  # the engine ended it to resolve a stall
+    "stopped",  # the engine stopped; a lease that persists continues in the next process
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """What a lease has cost so far: totals that never fall, so of several the largest counts.
+    """What a lease has cost so far, as totals that never decrease: the newest report counts.
 
-    The lease of `request_id`'s breakpoint at `num_tokens` has pinned blocks for `idle_block_ms` +
-    `contended_block_ms` block-milliseconds; contended are those in which its blocks would have been
-    evicted without it. A block that several leases pin is counted for one of them. `tier` and
-    `num_bytes` (pinned) are as of now.
+    request_id, num_tokens   the breakpoint that the lease serves
+    tier, num_bytes          the fastest tier that holds it, and the bytes that it pins, as of now
+    contended_block_ms       pinned blocks x milliseconds in which, without the lease, they would
+                             have been evicted
+    idle_block_ms            the same, in which they would have stayed cached anyway
+
+    A block that several leases pin is counted for one of them.
     """
 
     lease_id: str
@@ -206,7 +210,7 @@ Event = Admitted | Committed | Tokens | Finished | Rejected
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the engine is, sent as the first frame of every link.
+    """The engine's model and limits, sent as the first frame of every link.
 
     `max_request_tokens` is the longest prompt plus output that can ever fit the KV pool beside the
     pins; `default_sampling` comes from the model folder's generation_config.json (absent:

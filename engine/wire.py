@@ -1,9 +1,9 @@
-"""Protocol values to plain maps and back; what comes in is checked field by field.
+"""Converts the protocol's dataclasses to plain maps and back, checking every field that it reads.
 
 A dataclass becomes a map of its fields, keyed by name or by the `WIRE_KEY` of the field's metadata.
 A member of a union of dataclasses carries a tag under "t": its class name in lower case, or its
-`wire_tag`. Everything that a link receives and the journal reads passes through
-`from_plain`, so the code behind it may trust the types that it sees.
+`wire_tag`. Everything that a link receives or the journal reads passes through `from_plain`, so the
+code behind it may rely on the declared types.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ TAG = "t"
 
 
 def to_plain(kind: Any, value: Any) -> Any:
-    """Plain data for a value of `kind`, a dataclass or a union of dataclasses."""
+    """Return plain data for a value of `kind`, a dataclass or a union of dataclasses."""
     return _codec(kind).write(value)
 
 
 def from_plain(kind: Any, data: Any) -> Any:
-    """Build a value of `kind` from plain data.
+    """Return a value of `kind` built from plain data.
 
     Raises FrameError for a wrong type, an unknown field, a missing field or an unknown tag.
     """
@@ -33,7 +33,7 @@ def from_plain(kind: Any, data: Any) -> Any:
 
 
 class _Codec(NamedTuple):
-    """How one type is written and read."""
+    """The functions that write and read one type."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
@@ -164,7 +164,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def _shown(data: Any) -> str:
-    """Enough of a foreign value to recognise it, never all of it."""
+    """Return enough of an unexpected value to recognise it in an error, never all of it."""
     if isinstance(data, str):
         return repr(data[:60])
     return repr(data) if isinstance(data, int | float | None) else type(data).__name__

@@ -1,4 +1,4 @@
-"""The engine's only door: connect, ask, listen. Async; imports neither torch nor the core."""
+"""The engine's public API: an asyncio client and the protocol's types; without torch or core."""
 
 from engine.client.interface import EngineClient, RequestStream
 from engine.client.link_client import connect_engine
