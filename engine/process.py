@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from engine.arguments import Arguments
+from engine.compute.backend import Kernels, choose_kernels
 from engine.compute.dtype import choose_dtype, configure_threads, read_cpuinfo
 from engine.compute.kv_cache import bytes_per_block
 from engine.compute.loading import LoadedModel, load_model
 from engine.compute.memory import engine_config, memory_bytes
 from engine.compute.model_runner import ModelRunner
-from engine.compute.native.choice import Kernels, choose_kernels
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import SettingError
@@ -59,7 +59,7 @@ def serve(
             )
         loaded = load_model(arguments.model, dtype=dtype, device=device, library=kernels.library)
         config = _config(arguments, loaded)
-        runner = ModelRunner(loaded.model, config, entropy=secrets.token_bytes(32))
+        runner = ModelRunner(loaded.backend, config, entropy=secrets.token_bytes(32))
         info = _info(arguments, loaded, config)
         on_gpu = device.type == "cuda"
         store = stack.enter_context(
@@ -93,11 +93,11 @@ def _device(name: str) -> torch.device:
 
 
 def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
-    model = loaded.model.config
+    shape = loaded.backend.shape
     return engine_config(
-        bytes_per_block=bytes_per_block(model, loaded.model.dtype, arguments.block_size),
-        max_model_len=model.max_position_embeddings,
-        vocab_size=model.vocab_size,
+        bytes_per_block=bytes_per_block(shape, loaded.backend.dtype, arguments.block_size),
+        max_model_len=shape.max_model_len,
+        vocab_size=shape.vocab_size,
         memory_bytes=memory_bytes(),
         kv_cache_bytes=arguments.kv_cache_memory,
         lease_cap_bytes=arguments.lease_cap_bytes,
@@ -124,8 +124,8 @@ def _info(arguments: Arguments, loaded: LoadedModel, config: EngineConfig) -> En
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         pin_cap_blocks=config.pin_cap_blocks,
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
-        device=loaded.model.device.type,
+        dtype=str(loaded.backend.dtype).removeprefix("torch."),
+        device=loaded.backend.device.type,
         stop_token_ids=loaded.stop_token_ids,
         default_sampling=loaded.default_sampling,
     )

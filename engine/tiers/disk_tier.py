@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.errors import LeaseFileCorrupt, LeaseFileError, LeaseFileForeign
 from engine.journal.segments import sync_folder
-from engine.lease import StoredPrefix
+from engine.lease_types import StoredPrefix
 from engine.tiers.lease_files import (
     LeaseFile,
     Origin,

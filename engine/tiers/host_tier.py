@@ -4,7 +4,7 @@ It stores every lease for which a copy pays, synchronously, and loses all when t
 a CPU the KV pool is host memory already, so there is no host tier.
 """
 
-from engine.lease import StoredPrefix
+from engine.lease_types import StoredPrefix
 from engine.tiers.tier import Payload, Recovered
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.blocks.prefix_index import TOKEN_BYTES
 from engine.errors import LeaseFileCorrupt, LeaseFileForeign
-from engine.lease import StoredPrefix
+from engine.lease_types import StoredPrefix
 
 _MAGIC = b"kvmeter lease 1\n"
 _LENGTHS = struct.Struct("<II")
@@ -76,10 +76,10 @@ def write_lease(temporary: Path, stored: StoredPrefix, origin: Origin, payload: 
             **asdict(origin),
         }
     ).encode()
-    lengths = _LENGTHS.pack(len(header), zlib.crc32(stored.tokens, zlib.crc32(header)))
+    lengths = _LENGTHS.pack(len(header), zlib.crc32(stored.token_ids, zlib.crc32(header)))
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        for part in (_MAGIC, lengths, header, stored.tokens, payload.data):
+        for part in (_MAGIC, lengths, header, stored.token_ids, payload.data):
             _write_all(fd, memoryview(part))
         os.fsync(fd)
     except OSError:
@@ -133,8 +133,8 @@ def _read_header(file: BufferedReader, named: re.Match[str]) -> tuple[LeaseFile,
     num_bytes = file.tell() + num_token_bytes + fields["payload_bytes"]
     if num_bytes != os.fstat(file.fileno()).st_size:
         raise ValueError("The file is cut short")
-    tokens = file.read(num_token_bytes)
-    if zlib.crc32(tokens, zlib.crc32(header)) != check:
+    token_ids = file.read(num_token_bytes)
+    if zlib.crc32(token_ids, zlib.crc32(header)) != check:
         raise ValueError("The check does not fit")
     key, expires_at_ms, remaining_ms = named.groups()
     stored = StoredPrefix(
@@ -143,7 +143,7 @@ def _read_header(file: BufferedReader, named: re.Match[str]) -> tuple[LeaseFile,
         owner=bytes.fromhex(fields["owner"]),
         key=bytes.fromhex(key),
         parent_key=bytes.fromhex(fields["parent_key"]),
-        tokens=tokens,
+        token_ids=token_ids,
     )
     found = LeaseFile(
         path=Path(file.name),

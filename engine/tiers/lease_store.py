@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.blocks.prefix_index import Prefix, PrefixChain
-from engine.lease import Lease, StoredPrefix, owner_of, stored_prefix
+from engine.lease_types import Lease, StoredPrefix, owner_of, stored_prefix
 from engine.tiers.tier import Costs, Payload, Recovered, Snapshot, Tier
 
 
@@ -221,7 +221,7 @@ class LeaseStore:
             return False
         if prefix.owner != owner_of(chain.namespace):
             return False
-        if prefix.tokens != chain.packed(0, prefix.num_tokens):
+        if prefix.token_ids != chain.packed(0, prefix.num_tokens):
             return False
         assert self._costs is not None, "tiers come with costs"
         num_saved = min(prefix.num_tokens, num_tokens - 1) - matched

@@ -23,11 +23,11 @@ def prefill_tokens_per_second(
 ) -> float:
     """Return the prefill rate. Overwrites the pool's first blocks: call before the pool is used."""
     num_tokens = min(PROBE_TOKENS, config.max_request_tokens, config.max_num_batched_tokens)
-    tokens = (np.arange(num_tokens) % config.vocab_size).astype(np.int32)
+    token_ids = (np.arange(num_tokens) % config.vocab_size).astype(np.int32)
     row = Row(
         request_id="probe",
         namespace=b"probe",
-        tokens=tokens,
+        token_ids=token_ids,
         start=0,
         block_table=np.arange(config.blocks_for(num_tokens), dtype=np.int32),
         samples=True,  # sampling waits for the device

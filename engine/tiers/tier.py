@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.lease import StoredPrefix
+from engine.lease_types import StoredPrefix
 
 Payload = Any  # what Snapshot returns and BlockLoad writes back to the pool
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.counts import BenchError
 from bench.engines import Engine
+from bench.errors import BenchError
 from bench.idle import NOTHING, Sample, check_idle, take_sample
 from bench.mix import NAMESPACES, Mix
 from bench.soak import (
@@ -14,8 +14,8 @@ from bench.soak import (
     QUEUE_WAIT_SECONDS,
     check_files,
     flags,
-    give_all_back,
     soak,
+    unpin_everything,
     with_short_context,
 )
 from bench.traffic import Traffic
@@ -76,7 +76,7 @@ async def test_a_tiny_engine_holds_for_a_moment(tiny_folder: Path, tmp_path: Pat
             engine, mix, chance, queue_wait_seconds=QUEUE_WAIT_SECONDS, patience_seconds=0.8
         )
         samples = await soak(engine, traffic, chance, minutes=0.08)
-        stats = await give_all_back(engine, traffic)
+        stats = await unpin_everything(engine, traffic)
         await traffic.close()
 
     check_files(samples)

@@ -23,7 +23,7 @@ from billing.verification import verify
 NOW_MS = 1_780_000_000_000
 TTL_MS = {"5m": 300_000, "1h": 3_600_000}
 
-# Card T3 of the fault reports, in nano-dollars: in 3,000, r 300, w5 3,750, w1h 6,000, out 15,000.
+# Card T3 of docs/cases/billing.md: in 3,000, r 300, w5 3,750, w1h 6,000, out 15,000 nano-dollars.
 T3 = PriceCard(
     id="word-model@1",
     model_id="word-model",

@@ -82,7 +82,7 @@ class OracleRunner:
             self._write(row)
         self._fail_if_asked()
         for row in plan.rows:
-            self._check(row, row.start + len(row.tokens), "after the step")
+            self._check(row, row.start + len(row.token_ids), "after the step")
         return [self._sample(row) for row in plan.rows if row.samples]
 
     def snapshot(self, blocks: Sequence[int], num_tokens: int) -> list[list[Slot]]:
@@ -134,7 +134,7 @@ class OracleRunner:
     def _check(self, row: Row, stop: int, when: str) -> None:
         content = self.contents[row.request_id]
         size = self.block_size
-        assert len(row.block_table) == -(-(row.start + len(row.tokens)) // size), "table length"
+        assert len(row.block_table) == -(-(row.start + len(row.token_ids)) // size), "table length"
         for number, block in enumerate(row.block_table.tolist()):
             expected = content[number * size : min(stop, (number + 1) * size)]
             actual = self.slots[block][: len(expected)]
@@ -145,7 +145,7 @@ class OracleRunner:
 
     def _write(self, row: Row) -> None:
         content = self.contents[row.request_id]
-        for position, token in enumerate(row.tokens.tolist(), row.start):
+        for position, token in enumerate(row.token_ids.tolist(), row.start):
             assert content[position][1] == token, f"wrong token in a row: {row}"
             assert content[position][0] == row.namespace, f"wrong namespace in a row: {row}"
             block, slot = row.block_table[position // self.block_size], position % self.block_size
@@ -155,7 +155,9 @@ class OracleRunner:
 
     def _sample(self, row: Row) -> int:
         content = self.contents[row.request_id]
-        assert row.start + len(row.tokens) == len(content), "sampled before the end of its tokens"
+        assert row.start + len(row.token_ids) == len(content), (
+            "sampled before the end of its tokens"
+        )
         token = content[-1][2] % self.vocab_size
         self._extend(content, row.namespace, token)
         return token

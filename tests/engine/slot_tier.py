@@ -2,7 +2,7 @@
 
 import random
 
-from engine.lease import StoredPrefix
+from engine.lease_types import StoredPrefix
 from engine.tiers.lease_store import LeaseStore
 from engine.tiers.tier import Costs, Recovered
 

@@ -314,7 +314,7 @@ def test_a_stall_ends_leases_and_then_requests_until_the_core_is_idle(caplog) ->
     here.step()
     here.submit(ask("waiting", range(60, 68)))
     # A bug that no rule excludes: somebody pins the whole pool and never lets go.
-    pool = here.core.scheduler.pool
+    pool = here.core.scheduler.tables.pool
     for block in range(pool.num_blocks):
         pool.pin(block)
     here.core.scheduler._preempt(here.core.scheduler.running[-1])

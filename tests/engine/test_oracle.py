@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
-from engine.lease import owner_of
+from engine.lease_types import owner_of
 from engine.protocol import Admitted, Committed, Finished, Rejected, Tokens
 from engine.tiers.lease_store import LeaseStore
 from tests.engine.oracle import Bench, OracleRunner, random_config, random_requests, unpack
@@ -54,10 +54,10 @@ class Promises:
         namespace, prompt = chance.choice(list(self.deadlines))
         tokens = np.array([*unpack(prompt), 0], dtype=TOKEN_DTYPE)
         chain = PrefixChain(namespace, tokens, self.bench.config.block_size)
-        match = self.bench.core.scheduler.index.match(chain, len(tokens))
-        stored = self.store.find(chain, len(tokens), matched=match.tokens)
+        match = self.bench.core.scheduler.tables.index.match(chain, len(tokens))
+        stored = self.store.find(chain, len(tokens), matched=match.num_tokens)
         longest = {chain.at(length).key for length in (len(tokens) - 1, len(tokens))}
-        is_whole = match.tokens == len(tokens) - 1 or stored in longest
+        is_whole = match.num_tokens == len(tokens) - 1 or stored in longest
         assert is_whole, f"a live lease is not readable: {match}"
 
 
@@ -69,7 +69,7 @@ class Meter:
         self.block_ms = 0
 
     def pass_time(self, ms: int) -> None:
-        self.block_ms += ms * self.bench.core.scheduler.leases.meter.num_leased_blocks()
+        self.block_ms += ms * self.bench.core.leases.meter.num_leased_blocks()
 
     def check(self) -> None:
         totals: dict[str, int] = {}
@@ -167,7 +167,7 @@ class Scenario:
         if self.chance.random() < 0.03:
             self.unpin()
         if self.chance.random() < 0.1:  # as if blocks were short
-            self.bench.core.scheduler.leases.give_up()
+            self.bench.core.leases.unpin_spilled()
 
     def unpin(self) -> None:
         """End some lease by id or all of a namespace, also what ended before."""
@@ -189,7 +189,7 @@ class Scenario:
         self.bench.boot()
         self.promises.store = self.store
         stored = [kept[0] for kept in self.tier.kept.values()]
-        kept = {(prefix.owner, prefix.tokens) for prefix in stored}
+        kept = {(prefix.owner, prefix.token_ids) for prefix in stored}
         self.promises.keep_only(kept)
 
     def step(self):

@@ -21,14 +21,14 @@ from engine.tiers.probing import (
 
 @pytest.fixture(scope="module")
 def runner_and_config(tiny_folder):
-    model = load_model(tiny_folder, dtype=torch.float32, device=torch.device("cpu")).model
+    model = load_model(tiny_folder, dtype=torch.float32, device=torch.device("cpu")).backend
     config = EngineConfig(
         num_blocks=8,
         max_model_len=64,
         vocab_size=49152,
         pin_cap_blocks=4,
         namespace_quota_blocks=4,
-        block_bytes=bytes_per_block(model.config, model.dtype, 16),
+        block_bytes=bytes_per_block(model.shape, model.dtype, 16),
     )
     return ModelRunner(model, config, entropy=bytes(32)), config
 

@@ -1,4 +1,4 @@
-"""Faults that other engines had in public, by their row in the project's list of them.
+"""Faults that other engines had in public, by their row in docs/cases/engine.md.
 
 Row 15, results of an old step applied after preemption, needs asynchronous steps: here a request
 is preempted only while a step is planned, never while one runs, so no result is ever late. Row 31,
@@ -40,7 +40,7 @@ def found(here: Bench, ids) -> int:
     """How much of a prompt could be read now."""
     tokens = np.array(list(ids), dtype=TOKEN_DTYPE)
     chain = PrefixChain(b"tenant-a", tokens, here.config.block_size)
-    return here.core.scheduler.index.match(chain, len(tokens)).tokens
+    return here.core.scheduler.tables.index.match(chain, len(tokens)).num_tokens
 
 
 def test_row_08_preemption_adds_nothing_to_what_was_read() -> None:

@@ -11,7 +11,7 @@ def bench(**changes: object) -> Bench:
 def chunks(here: Bench, request_id: str) -> list[int]:
     """How many tokens of a request each step computed."""
     rows = [row for plan in here.runner.plans for row in plan.rows]
-    return [len(row.tokens) for row in rows if row.request_id == request_id]
+    return [len(row.token_ids) for row in rows if row.request_id == request_id]
 
 
 def breakpoints(*lengths: int) -> tuple[Breakpoint, ...]:
@@ -35,11 +35,11 @@ def test_running_sequences_are_served_before_the_queue_and_share_its_steps() -> 
     here.step()
 
     first, second = here.runner.plans
-    assert [(row.request_id, len(row.tokens)) for row in first.rows] == [
+    assert [(row.request_id, len(row.token_ids)) for row in first.rows] == [
         ("first", 5),
         ("second", 5),
     ]
-    assert [(row.request_id, len(row.tokens)) for row in second.rows] == [
+    assert [(row.request_id, len(row.token_ids)) for row in second.rows] == [
         ("first", 1),
         ("second", 9),
     ]

@@ -82,7 +82,7 @@ class MortalRunner(ScriptedRunner):
 
 
 def word_config(**changes: Any) -> EngineConfig:
-    """Room for every conformance case at once."""
+    """Room for all cases of docs/cases/messages-api.md at once."""
     limits: dict[str, Any] = {
         "num_blocks": 4_096,
         "max_model_len": 16_384,
