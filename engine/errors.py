@@ -1,7 +1,7 @@
 """All exceptions of the engine and of its client, as one tree.
 
 EngineError
-├── ModelFileError      a model file is missing, damaged or not what its manifest lists
+├── ModelFileError      a model file is missing, damaged or inconsistent with the others
 ├── ModelFetchError     the default model could not be fetched
 ├── KVCacheTooLarge     the machine cannot allocate the memory asked for the KV cache
 ├── UnsupportedModel    the model folder is complete, but this engine cannot run it
@@ -25,7 +25,7 @@ class EngineError(Exception):
 
 
 class ModelFileError(EngineError):
-    """A model file is missing, damaged or not what its folder says."""
+    """A model file is missing, damaged or inconsistent with the others."""
 
     def __init__(self, problem: str, path: Path, cure: str) -> None:
         super().__init__(f"{problem}: {path}; {cure}")

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 PROTOCOL_VERSION = 1
-WIRE_KEY = (
-    "wire_key"  # field metadata: the field's key in frames and journal lines, if not its name
-)
+# In a field's metadata: its key in frames and journal lines, where that is not its name.
+WIRE_KEY = "wire_key"
 
 GrantOutcome = Literal["granted", "refreshed", "refused"]
 FinishReason = Literal[
@@ -165,7 +164,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The only event of a request that was refused before the queue; it has no record."""
+    """The only event of a request that was never admitted; it has no record."""
 
     request_id: str
     code: RejectCode
@@ -184,7 +183,7 @@ ReportReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """What a lease has cost so far, as totals that never decrease: the newest report counts.
+    """What a lease has cost so far, as totals that never decrease: the largest report counts.
 
     request_id, num_tokens   the breakpoint that the lease serves
     tier, num_bytes          the fastest tier that holds it, and the bytes that it pins, as of now
