@@ -32,9 +32,9 @@ from engine.client import (
     FinishReason,
     GenerateRequest,
     Rejected,
+    RequestStream,
     Tokens,
 )
-from engine.client import Generation as EngineGeneration
 from gateway.dependencies import Dependencies
 from gateway.errors import (
     EngineFailed,
@@ -87,7 +87,7 @@ class Generation:
         self._ended: asyncio.Future[Ending] = loop.create_future()
         self._events: deque[BlockEvent] = deque()  # not taken yet; bounded by max_tokens
         self._news = asyncio.Event()
-        self._engine_generation: EngineGeneration | None = None
+        self._request_stream: RequestStream | None = None
         self._stopped_by: Exception | None = None
         self._wait = EntryWait(
             deps.wake_ups,
@@ -131,8 +131,8 @@ class Generation:
             return
         self._stopped_by = cause
         self._wait.stop(cause)
-        if self._engine_generation is not None:
-            self._engine_generation.abort()
+        if self._request_stream is not None:
+            self._request_stream.abort()
 
     async def run(self) -> None:
         """Run the request to its end. Raises nothing but its own cancellation, at shutdown."""
@@ -160,7 +160,7 @@ class Generation:
         held = await open_when_unblocked(self.order, deps=self._deps, wait=self._wait)
         self.hold_is_open = True
         try:
-            self._engine_generation = engine_generation = self._submit(held.request)
+            self._request_stream = request_stream = self._submit(held.request)
         except EngineLost:
             await self._release("engine_lost")
             raise
@@ -168,19 +168,19 @@ class Generation:
             await self._release("engine_replaced")
             raise
         if self._stopped_by is not None:
-            engine_generation.abort()
+            request_stream.abort()
         try:
-            end = await self._follow(engine_generation, held.hold)
+            end = await self._follow(request_stream, held.hold)
         except Exception:
             # No consumer is left; recovery will settle the tokens produced so far.
-            engine_generation.abort()
+            request_stream.abort()
             raise
         if isinstance(end, Rejected):
             await self._release(end.code)
             raise rejection(end)
         return await self._close(end)
 
-    def _submit(self, request: GenerateRequest) -> EngineGeneration:
+    def _submit(self, request: GenerateRequest) -> RequestStream:
         """Submit the request to the engine, which may have been replaced since the order.
 
         Raises EngineLost or EngineReplaced; the engine has not seen the request then.
@@ -189,19 +189,19 @@ class Generation:
             require_model(info, self.order.prompt.model)
         return self._deps.engine.generate(request)
 
-    async def _follow(self, engine_generation: EngineGeneration, hold: Hold) -> Finished | Rejected:
+    async def _follow(self, request_stream: RequestStream, hold: Hold) -> Finished | Rejected:
         """Handle the engine's events as they arrive, and return the last one."""
-        events = aiter(engine_generation)
+        events = aiter(request_stream)
         while True:
             match await _next_event(events):
                 case Admitted(grants=grants):
                     cache = cache_split(hold, grant_facts(grants), moment="admission")
                     self._admitted.set_result(cache)
                     await self._withdraw_refused(hold, cache)
-                case Committed(tokens=num_tokens):
+                case Committed(num_tokens=num_tokens):
                     await self._activate(num_tokens)
-                case Tokens(ids=ids):
-                    self._take(ids, engine_generation)
+                case Tokens(token_ids=token_ids):
+                    self._take(token_ids, request_stream)
                 case (Finished() | Rejected()) as last:
                     return last
 
@@ -223,13 +223,13 @@ class Generation:
             log.warning("entries_not_changed_yet", extra={"request_id": request_id})
         self._deps.wake_ups.notify(request_id)
 
-    def _take(self, ids: tuple[int, ...], engine_generation: EngineGeneration) -> None:
+    def _take(self, token_ids: tuple[int, ...], request_stream: RequestStream) -> None:
         if self._first_token_at_ms is None:
             self._first_token_at_ms = self._deps.now_ms()
-        self._show(self._output.push(ids))
+        self._show(self._output.push(token_ids))
         if self.stopped_at is not None:
             # Sent again for each token that was on its way meanwhile; a no-op in the engine then.
-            engine_generation.finish(self.stopped_at)
+            request_stream.finish(self.stopped_at)
 
     def _show(self, events: list[BlockEvent]) -> None:
         if events:
