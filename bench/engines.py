@@ -156,8 +156,8 @@ class Engine:
             match event:
                 case Admitted():
                     reply.admitted_s = perf_counter()
-                case Tokens(_, ids):
-                    arrivals += [perf_counter()] * len(ids)
+                case Tokens(_, token_ids):
+                    arrivals += [perf_counter()] * len(token_ids)
                     if stop_at is not None and len(arrivals) == stop_at:
                         stream.finish(stop_at)
                 case Finished(record=record, message=message):
@@ -196,7 +196,7 @@ def request(prompt: bytes, max_tokens: int, **fields: Any) -> GenerateRequest:
     values: dict[str, Any] = {
         "request_id": f"req_{next(_numbers)}",
         "namespace": b"bench",
-        "prompt": prompt,
+        "prompt_token_ids": prompt,
         "max_tokens": max_tokens,
         "sampling": Sampling(temperature=0.0),
         "ignore_eos": True,

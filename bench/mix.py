@@ -49,9 +49,9 @@ class Mix:
         self._previous = GenerateRequest(
             request_id=request_id,
             namespace=namespace,
-            prompt=prompt,
+            prompt_token_ids=prompt,
             max_tokens=chance.choice([0, 1, 8, 8, 24, 64, 200]),
-            read_tokens=max((mark.tokens for mark in marks if not mark.write), default=0),
+            read_tokens=max((mark.num_tokens for mark in marks if not mark.write), default=0),
             sampling=Sampling(temperature=chance.choice([0.0, 1.0]), seed=chance.choice([None, 7])),
             breakpoints=marks,
             ignore_eos=True,

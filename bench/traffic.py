@@ -18,8 +18,8 @@ from engine.client import (
     Event,
     Finished,
     GenerateRequest,
-    Generation,
     Rejected,
+    RequestStream,
     Tokens,
     connect_engine,
 )
@@ -174,13 +174,13 @@ class Traffic:
             for timer in timers:
                 timer.cancel()
 
-    def _abort(self, tracked: TrackedRequest, stream: Generation) -> None:
+    def _abort(self, tracked: TrackedRequest, stream: RequestStream) -> None:
         if tracked.aborted_s is None:
             tracked.aborted_s = perf_counter()
             self.tally.aborts[tracked.state] += 1
             stream.abort()
 
-    def _end_at(self, tracked: TrackedRequest, stream: Generation) -> None:
+    def _end_at(self, tracked: TrackedRequest, stream: RequestStream) -> None:
         if tracked.fate == "aborted at":
             self._abort(tracked, stream)
         elif tracked.fate == "finished at":
@@ -191,9 +191,9 @@ class Traffic:
             case Admitted():
                 self._note_queue_wait(tracked)
                 tracked.state = "prefill"
-            case Tokens(_, ids):
+            case Tokens(_, token_ids):
                 tracked.state = "decode"
-                tracked.num_tokens += len(ids)
+                tracked.num_tokens += len(token_ids)
             case Finished(record=record, reason=reason):
                 self._take_end(tracked, record, reason)
             case Rejected(code=code):

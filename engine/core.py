@@ -31,7 +31,7 @@ from engine.scheduling.limits import clamp_max_tokens, find_fault
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 
 log = logging.getLogger(__name__)
 

@@ -52,7 +52,7 @@ class Lease:
         return LeaseReport(
             lease_id=self.id,
             request_id=self.request_id,
-            tokens=self.num_tokens,
+            num_tokens=self.num_tokens,
             reason=reason,
             tier=self.tier,
             num_bytes=len(self.blocks) * block_bytes,

@@ -1,4 +1,4 @@
-"""Puts one engine process together: journal, model, core, server; and takes it apart again."""
+"""Builds and runs one engine process: journal, model, lease store, core, server."""
 
 import os
 import secrets
@@ -25,15 +25,16 @@ from engine.link.address import bound_url, listen
 from engine.link.server import EngineServer
 from engine.protocol import EngineInfo
 from engine.tiers.lease_files import Origin
-from engine.tiers.storage import lease_store
+from engine.tiers.open_store import open_lease_store
 
 
 def serve(
     arguments: Arguments, *, clock_ns: Callable[[], int], wall_clock: Callable[[], int]
 ) -> None:
-    """Serve until told to stop. Raises EngineError.
+    """Serve until SIGTERM, SIGINT or, with --until-stdin-closes, the end of stdin.
 
-    `clock_ns` is monotonic; `wall_clock`, in milliseconds, dates what outlives this process.
+    `clock_ns` is monotonic; `wall_clock`, in milliseconds, dates files that later processes read.
+    Raises EngineError.
     """
 
     def clock() -> int:
@@ -62,7 +63,7 @@ def serve(
         info = _info(arguments, loaded, config, engine_id=journal.engine_id)
         on_gpu = device.type == "cuda"
         store = stack.enter_context(
-            lease_store(
+            open_lease_store(
                 arguments.data_dir / "engine" / "leases",
                 runner,
                 config,

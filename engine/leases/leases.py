@@ -25,7 +25,7 @@ from engine.leases.lease_table import LeaseTable
 from engine.leases.pin_meter import PinMeter
 from engine.leases.reservations import Reservations
 from engine.protocol import Breakpoint, Grant, LeaseReport, ReportReason
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 
 COUNTED = ("expired", "unpinned", "lost", "dropped", "given_up")
 
@@ -97,16 +97,16 @@ class Leases:
 
         The breakpoints of one request are decided in ascending order.
         """
-        grant = Grant(tokens=breakpoint_.tokens, write=breakpoint_.write, outcome="granted")
+        grant = Grant(num_tokens=breakpoint_.num_tokens, write=breakpoint_.write, outcome="granted")
         if not self._config.enable_prefix_caching:
             return replace(grant, outcome="refused", reason="caching_disabled")
-        if breakpoint_.tokens < self._config.min_lease_tokens:
+        if breakpoint_.num_tokens < self._config.min_lease_tokens:
             return replace(grant, outcome="refused", reason="too_short")
         lease = self._refresh(prefix, deadline_ms=deadline_ms, persist=breakpoint_.persist)
         if lease is not None:
             return replace(grant, outcome="refreshed", lease_id=lease.id)
         reason = self._reservations.add(
-            reservation, breakpoint_.tokens, matched, unpin_spilled=self.unpin_spilled
+            reservation, breakpoint_.num_tokens, matched, unpin_spilled=self.unpin_spilled
         )
         if reason is not None:
             return replace(grant, outcome="refused", reason=reason)

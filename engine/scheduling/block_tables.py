@@ -17,7 +17,7 @@ from engine.leases.leases import Leases
 from engine.plan import BlockCopy, BlockLoad
 from engine.scheduling.policy import ContiguousKV, PagedKV
 from engine.scheduling.sequence import Sequence
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 
 
 class BlockTables:
@@ -147,10 +147,10 @@ class BlockTables:
         committed = []
         while sequence.uncommitted:
             index = sequence.uncommitted[0]
-            if sequence.grants[index].tokens > sequence.computed:
+            if sequence.grants[index].num_tokens > sequence.computed:
                 break
             self._commit_grant(sequence, index)
-            committed.append(sequence.grants[index].tokens)
+            committed.append(sequence.grants[index].num_tokens)
         return committed
 
     def publish_restored(self, sequence: Sequence, match: Match) -> None:
@@ -226,7 +226,7 @@ class BlockTables:
         for index, breakpoint_ in enumerate(sequence.request.breakpoints):
             grant = self.leases.decide(
                 breakpoint_,
-                sequence.chain.at(breakpoint_.tokens),
+                sequence.chain.at(breakpoint_.num_tokens),
                 reservation,
                 matched=match.blocks,
                 deadline_ms=self._deadline_ms(sequence, index),
@@ -253,12 +253,12 @@ class BlockTables:
         lease_id = grant.lease_id
         if grant.outcome == "granted":
             assert sequence.reservation is not None, "granted without a reservation"
-            last_block = self._config.blocks_for(grant.tokens) - 1
-            self.index.publish(sequence.chain, grant.tokens, sequence.blocks[last_block])
+            last_block = self._config.blocks_for(grant.num_tokens) - 1
+            self.index.publish(sequence.chain, grant.num_tokens, sequence.blocks[last_block])
             lease_id = self.leases.commit(
                 sequence.reservation,
-                sequence.chain.at(grant.tokens),
-                num_tokens=grant.tokens,
+                sequence.chain.at(grant.num_tokens),
+                num_tokens=grant.num_tokens,
                 table=sequence.blocks,
                 deadline_ms=self._deadline_ms(sequence, index),
                 persist=sequence.request.breakpoints[index].persist,

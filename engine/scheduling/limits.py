@@ -36,7 +36,7 @@ def _find_malformed(request: GenerateRequest, config: EngineConfig) -> str | Non
     if not request.namespace:
         return "The namespace is empty"
     return (
-        _find_bad_prompt(request.prompt, config.vocab_size)
+        _find_bad_prompt(request.prompt_token_ids, config.vocab_size)
         or _find_bad_length(request)
         or _find_bad_breakpoint(request)
         or _find_bad_sampling(request)
@@ -65,11 +65,11 @@ def _find_bad_length(request: GenerateRequest) -> str | None:
 def _find_bad_breakpoint(request: GenerateRequest) -> str | None:
     previous = 0
     for breakpoint_ in request.breakpoints:
-        if not previous < breakpoint_.tokens <= request.num_prompt_tokens:
-            return f"Breakpoint out of order or outside the prompt: {breakpoint_.tokens}"
+        if not previous < breakpoint_.num_tokens <= request.num_prompt_tokens:
+            return f"Breakpoint out of order or outside the prompt: {breakpoint_.num_tokens}"
         if breakpoint_.ttl_ms < 0:
             return f"Breakpoint with a negative ttl: {breakpoint_.ttl_ms}"
-        previous = breakpoint_.tokens
+        previous = breakpoint_.num_tokens
     return None
 
 

@@ -86,7 +86,10 @@ class PendingPrefixes:
         num_shared = num_blocks * size
         for grant in leader.grants:
             # A breakpoint's tail is committed too.
-            is_tail = grant.outcome == "granted" and num_shared < grant.tokens <= num_shortest
-            if is_tail and follower.chain.at(grant.tokens).key == leader.chain.at(grant.tokens).key:
-                num_shared = grant.tokens
+            is_tail = grant.outcome == "granted" and num_shared < grant.num_tokens <= num_shortest
+            if (
+                is_tail
+                and follower.chain.at(grant.num_tokens).key == leader.chain.at(grant.num_tokens).key
+            ):
+                num_shared = grant.num_tokens
         return num_shared

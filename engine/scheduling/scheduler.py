@@ -17,7 +17,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
 from engine.scheduling.turns import Turns
 from engine.scheduling.waiting_queue import WaitingQueue
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 
 
 class Scheduler:

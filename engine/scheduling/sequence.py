@@ -43,7 +43,7 @@ class Sequence:
         self.num_prompt = self.num_tokens = request.num_prompt_tokens
         self.capacity = self.num_prompt + max_tokens
         self._tokens = np.empty(self.capacity, dtype=TOKEN_DTYPE)
-        self._tokens[: self.num_prompt] = np.frombuffer(request.prompt, dtype=TOKEN_DTYPE)
+        self._tokens[: self.num_prompt] = np.frombuffer(request.prompt_token_ids, dtype=TOKEN_DTYPE)
         self.chain = PrefixChain(request.namespace, self._tokens, config.block_size)
         self._blocks_for = config.blocks_for
 
@@ -112,7 +112,7 @@ class Sequence:
     def tokens_to_next_cut(self) -> int:
         """Return how many tokens are left to compute, up to the next uncommitted breakpoint."""
         for index in self.uncommitted:
-            if (length := self.grants[index].tokens) > self.computed:
+            if (length := self.grants[index].num_tokens) > self.computed:
                 return length - self.computed
         return self.num_tokens - self.computed
 

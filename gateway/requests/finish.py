@@ -107,7 +107,7 @@ async def withdraw(
     lease_ids = [
         grant.lease_id
         for grant in record.grants
-        if grant.write and grant.committed and grant.tokens in orphaned and grant.lease_id
+        if grant.write and grant.committed and grant.num_tokens in orphaned and grant.lease_id
     ]
     if lease_ids:
         with suppress(EngineLost):

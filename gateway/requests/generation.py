@@ -33,9 +33,9 @@ from engine.client import (
     FinishReason,
     GenerateRequest,
     Rejected,
+    RequestStream,
     Tokens,
 )
-from engine.client import Generation as EngineGeneration
 from gateway.dependencies import Dependencies
 from gateway.errors import (
     EngineFailed,
@@ -96,7 +96,7 @@ class Generation:
         self._ended: asyncio.Future[Ending] = loop.create_future()
         self._events: deque[BlockEvent] = deque()  # not taken yet; bounded by max_tokens
         self._news = asyncio.Event()
-        self._engine_generation: EngineGeneration | None = None
+        self._request_stream: RequestStream | None = None
         self._stopped_by: Exception | None = None
         self._cut_by: CutBy | None = None
         self._renewals: tuple[Renewal, ...] = ()
@@ -145,8 +145,8 @@ class Generation:
             return
         self._stopped_by, self._cut_by = cause, by
         self._wait.stop(cause)
-        if self._engine_generation is not None:
-            self._engine_generation.abort()
+        if self._request_stream is not None:
+            self._request_stream.abort()
 
     async def run(self) -> None:
         """Run the request to its end. Raises nothing but its own cancellation, at shutdown."""
@@ -174,7 +174,7 @@ class Generation:
         held = await open_when_unblocked(self.order, deps=self._deps, wait=self._wait)
         self.hold_is_open = True
         try:
-            self._engine_generation = engine_generation = self._submit(held.request)
+            self._request_stream = request_stream = self._submit(held.request)
         except EngineLost:
             await self._release("engine_lost")
             raise
@@ -182,19 +182,19 @@ class Generation:
             await self._release("engine_replaced")
             raise
         if self._stopped_by is not None:
-            engine_generation.abort()
+            request_stream.abort()
         try:
-            end = await self._follow(engine_generation, held)
+            end = await self._follow(request_stream, held)
         except Exception:
             # No consumer is left: we cut it, and recovery will release its hold.
-            engine_generation.abort()
+            request_stream.abort()
             raise
         if isinstance(end, Rejected):
             await self._release(end.code)
             raise rejection(end)
         return await self._close(end, held)
 
-    def _submit(self, request: GenerateRequest) -> EngineGeneration:
+    def _submit(self, request: GenerateRequest) -> RequestStream:
         """Submit the request to the engine, which may have been replaced since the order.
 
         Raises EngineLost or EngineReplaced; the engine has not seen the request then.
@@ -203,21 +203,19 @@ class Generation:
             require_model(info, self.order.prompt.model)
         return self._deps.engine.generate(request)
 
-    async def _follow(
-        self, engine_generation: EngineGeneration, held: HeldOrder
-    ) -> Finished | Rejected:
+    async def _follow(self, request_stream: RequestStream, held: HeldOrder) -> Finished | Rejected:
         """Handle the engine's events as they arrive, and return the last one."""
-        events = aiter(engine_generation)
+        events = aiter(request_stream)
         while True:
             match await _next_event(events):
                 case Admitted(grants=grants):
                     cache = cache_split(held.hold, grant_facts(grants), moment="admission")
                     self._admitted.set_result(cache)
                     await self._update_entries(held, cache)
-                case Committed(tokens=num_tokens):
+                case Committed(num_tokens=num_tokens):
                     await self._activate(num_tokens)
-                case Tokens(ids=ids):
-                    self._take(ids, engine_generation)
+                case Tokens(token_ids=token_ids):
+                    self._take(token_ids, request_stream)
                 case (Finished() | Rejected()) as last:
                     return last
 
@@ -245,13 +243,13 @@ class Generation:
             log.warning("entries_not_changed_yet", extra={"request_id": request_id})
         self._deps.wake_ups.notify(request_id)
 
-    def _take(self, ids: tuple[int, ...], engine_generation: EngineGeneration) -> None:
+    def _take(self, token_ids: tuple[int, ...], request_stream: RequestStream) -> None:
         if self._first_token_at_ms is None:
             self._first_token_at_ms = self._deps.now_ms()
-        self._show(self._output.push(ids))
+        self._show(self._output.push(token_ids))
         if self.stopped_at is not None:
             # Sent again for each token that was on its way meanwhile; a no-op in the engine then.
-            engine_generation.finish(self.stopped_at)
+            request_stream.finish(self.stopped_at)
 
     def _show(self, events: list[BlockEvent]) -> None:
         if events:

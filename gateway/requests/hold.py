@@ -158,7 +158,7 @@ def _generate_request(order: Order, match: CacheMatch, *, deps: Dependencies) ->
             model_id=model.id,
             weights_digest=model.weights_digest,
         ),
-        prompt=order.prompt.rendered.token_ids,
+        prompt_token_ids=order.prompt.rendered.token_ids,
         max_tokens=order.max_tokens,
         read_tokens=match.read_tokens,
         sampling=_sampling(order.body, order.engine_info.default_sampling),

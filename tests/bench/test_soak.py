@@ -58,7 +58,7 @@ def test_the_mix_comes_from_its_seed_and_has_what_a_soak_is_about() -> None:
     assert {request.namespace for request in requests} == set(NAMESPACES)
     marks = [mark for request in requests for mark in request.breakpoints]
     assert {mark.persist for mark in marks} == {mark.write for mark in marks} == {True, False}
-    assert any(mark.tokens % 16 for mark in marks)
+    assert any(mark.num_tokens % 16 for mark in marks)
     assert any(len(request.breakpoints) > 2 for request in requests)
     assert any(request.num_prompt_tokens > CONTEXT_TOKENS for request in requests)
 

@@ -116,7 +116,7 @@ def generate_request(
     values: dict[str, Any] = {
         "request_id": request_id,
         "namespace": b"tenant",
-        "prompt": prompt,
+        "prompt_token_ids": prompt,
         "max_tokens": max_tokens,
         "sampling": Sampling(temperature=0.0),
     }

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.plan import BlockCopy, BlockLoad, Plan, Row
 from engine.protocol import Breakpoint, EngineRecord, GenerateRequest, LeaseReport
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 
 Slot = tuple[bytes, int, int] | None
 
@@ -53,7 +53,7 @@ class OracleRunner:
     def expect(self, request: GenerateRequest) -> None:
         """Learn what the slots of a request must hold."""
         content = self.contents[request.request_id] = []
-        for token in unpack(request.prompt):
+        for token in unpack(request.prompt_token_ids):
             self._extend(content, request.namespace, token)
 
     def execute(self, plan: Plan) -> list[int]:
@@ -96,7 +96,7 @@ class OracleRunner:
     def continuation(self, request: GenerateRequest, num_tokens: int) -> list[int]:
         """What the first `num_tokens` outputs of a request must be."""
         history = 0
-        for token in unpack(request.prompt):
+        for token in unpack(request.prompt_token_ids):
             history = next_history(history, token)
         output = []
         for _ in range(num_tokens):
@@ -177,9 +177,9 @@ class ListJournal:
         assert record.request_id not in self.opened, "admitted twice"
         self.opened[record.request_id] = record
 
-    def committed(self, request_id: str, tokens: int) -> None:
+    def committed(self, request_id: str, num_tokens: int) -> None:
         assert request_id in self.opened, "committed before admission"
-        self.commits.setdefault(request_id, []).append(tokens)
+        self.commits.setdefault(request_id, []).append(num_tokens)
 
     def produced(self, request_id: str, output_tokens: int) -> None:
         assert output_tokens == self.outputs.get(request_id, 0) + 1, "a gap in the output"
@@ -273,7 +273,7 @@ class Bench:
 
 def ask(request_id: str, ids: Iterable[int], **fields: object) -> GenerateRequest:
     values: dict[str, object] = {"namespace": b"tenant-a", "max_tokens": 1}
-    return GenerateRequest(request_id=request_id, prompt=pack(ids), **(values | fields))
+    return GenerateRequest(request_id=request_id, prompt_token_ids=pack(ids), **(values | fields))
 
 
 def random_config(chance: random.Random) -> EngineConfig:
@@ -337,7 +337,7 @@ def random_requests(
                 chance.choice(documents)[:num_shared] + suffix,
                 namespace=chance.choice([b"tenant-a", b"tenant-b"]),
                 max_tokens=chance.choice([0, 1, 8, 30, 400, 400]),
-                read_tokens=max((b.tokens for b in breakpoints if not b.write), default=0),
+                read_tokens=max((b.num_tokens for b in breakpoints if not b.write), default=0),
                 stop_token_ids=(chance.randrange(200),),
                 breakpoints=breakpoints,
                 ignore_eos=chance.random() < 0.1,

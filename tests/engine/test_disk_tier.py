@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.lease_types import StoredPrefix, owner_of
-from engine.tiers.disk import RETRY_MS, DiskTier
+from engine.tiers.disk_tier import RETRY_MS, DiskTier
 from engine.tiers.lease_files import Origin
 from tests.engine.harness import Clock
 

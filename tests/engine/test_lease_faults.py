@@ -12,7 +12,7 @@ from engine.compute.loading import load_model
 from engine.errors import ModelFileError
 from engine.lease_types import Lease, owner_of
 from engine.protocol import Breakpoint, EngineRecord, Finished
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 from engine.tiers.tier import Costs
 from tests.engine.oracle import Bench, ask, small_config
 from tests.engine.slot_tier import ALWAYS_PAYS, SlotTier, slot_store

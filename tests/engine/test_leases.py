@@ -7,7 +7,7 @@ from engine.blocks.pool import BlockPool
 from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
 from engine.leases.leases import Leases
 from engine.protocol import Breakpoint
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 from tests.engine.oracle import small_config
 
 

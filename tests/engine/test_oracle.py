@@ -9,7 +9,7 @@ import pytest
 from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
 from engine.lease_types import owner_of
 from engine.protocol import Admitted, Committed, Finished, Rejected, Tokens
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 from tests.engine.oracle import Bench, OracleRunner, random_config, random_requests, unpack
 from tests.engine.slot_tier import SlotTier, slot_store
 
@@ -26,8 +26,8 @@ class Promises:
         self.deadlines: dict[tuple[bytes, bytes], int] = {}
 
     def extend(self, request, tokens: int, submitted_ms: int, *, is_new: bool) -> None:
-        prefix = (request.namespace, request.prompt[: tokens * 4])
-        (ttl_ms,) = [b.ttl_ms for b in request.breakpoints if b.tokens == tokens]
+        prefix = (request.namespace, request.prompt_token_ids[: tokens * 4])
+        (ttl_ms,) = [b.ttl_ms for b in request.breakpoints if b.num_tokens == tokens]
         deadline_ms = submitted_ms + ttl_ms + self.bench.config.lease_grace_ms
         assert is_new or prefix in self.deadlines, f"refreshed a lease that is not: {prefix}"
         self.deadlines[prefix] = max(self.deadlines.get(prefix, 0), deadline_ms)
@@ -208,7 +208,7 @@ class Scenario:
         ended = [report for report in reports if report.reason in ("lost", "unpinned")]
         for report in ended:
             request = self.requests[report.request_id]
-            self.promises.end(request.namespace, request.prompt[: report.tokens * 4])
+            self.promises.end(request.namespace, request.prompt_token_ids[: report.num_tokens * 4])
         return {report.lease_id for report in ended}
 
     def take(self, event) -> None:
@@ -218,15 +218,17 @@ class Scenario:
         if isinstance(event, Admitted):
             self.take_admission(event)
         elif isinstance(event, Committed):
-            (grant,) = [g for g in self.admissions[request_id].grants if g.tokens == event.tokens]
+            (grant,) = [
+                g for g in self.admissions[request_id].grants if g.num_tokens == event.num_tokens
+            ]
             assert grant.outcome != "refused"
             if grant.outcome == "granted":
                 submitted_ms = self.submitted_ms[request_id]
-                self.promises.extend(request, event.tokens, submitted_ms, is_new=True)
-            self.commits.setdefault(request_id, []).append(event.tokens)
+                self.promises.extend(request, event.num_tokens, submitted_ms, is_new=True)
+            self.commits.setdefault(request_id, []).append(event.num_tokens)
         elif isinstance(event, Tokens):
             assert request_id in self.admissions
-            self.output.setdefault(request_id, []).extend(event.ids)
+            self.output.setdefault(request_id, []).extend(event.token_ids)
         else:
             self.ends[request_id] = event
             self.live.remove(request_id)
@@ -255,7 +257,7 @@ class Scenario:
             assert not grant.committed
             if grant.outcome == "refreshed" and grant.lease_id not in self.lost_now:
                 submitted_ms = self.submitted_ms[event.request_id]
-                self.promises.extend(request, grant.tokens, submitted_ms, is_new=False)
+                self.promises.extend(request, grant.num_tokens, submitted_ms, is_new=False)
 
     def check_passed(self, request) -> None:
         """Whom an admitted request has passed in its namespace's queue waits for a prefix."""
@@ -278,12 +280,12 @@ class Scenario:
         assert sum(getattr(record, name) for name in facts) == request.num_prompt_tokens
         assert min(getattr(record, name) for name in facts) >= 0
         assert record.output_tokens + record.overrun_tokens == len(output)
-        committed = [grant.tokens for grant in record.grants if grant.committed]
+        committed = [grant.num_tokens for grant in record.grants if grant.committed]
         assert committed == self.commits.get(request_id, [])
         assert committed == self.bench.journal.commits.get(request_id, [])
         assert self.bench.journal.closed[request_id] == record
         if event.reason in ("stop_token", "max_tokens"):
-            granted = [grant.tokens for grant in record.grants if grant.outcome != "refused"]
+            granted = [grant.num_tokens for grant in record.grants if grant.outcome != "refused"]
             assert committed == granted, "it ended without committing a grant"
             assert event.reason == "max_tokens" or output[-1] in request.stop_token_ids
             assert request.ignore_eos or not set(output[:-1]) & set(request.stop_token_ids)

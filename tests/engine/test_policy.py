@@ -145,7 +145,7 @@ def test_every_mode_gives_the_same_output() -> None:
                     token
                     for event in events
                     if getattr(event, "ids", None) and event.request_id == f"r{number}"
-                    for token in event.ids
+                    for token in event.token_ids
                 ]
                 for number in range(5)
             }

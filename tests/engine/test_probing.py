@@ -10,13 +10,13 @@ from engine.compute.loading import load_model
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.tiers.lease_files import Origin
+from engine.tiers.open_store import open_lease_store
 from engine.tiers.probing import (
     PROBE_BYTES,
     disk_bytes_per_second,
     fill_bytes_per_second,
     prefill_tokens_per_second,
 )
-from engine.tiers.storage import lease_store
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_an_engine_starts_whether_or_not_its_lease_folder_can_be(
     if not is_folder:
         folder.write_text("a file")
 
-    with lease_store(
+    with open_lease_store(
         folder,
         runner,
         config,

@@ -246,7 +246,9 @@ def test_row_32_chunks_and_prompts_around_block_multiples(budget: int) -> None:
         here = bench(max_num_batched_tokens=budget)
         request = ask("r", range(length), max_tokens=6)
         events = here.run(request)
-        output = [token for event in events if hasattr(event, "ids") for token in event.ids]
+        output = [
+            token for event in events if hasattr(event, "token_ids") for token in event.token_ids
+        ]
         assert output == here.runner.continuation(request, 6)
-        again = ask("again", [*unpack(request.prompt), *output[:5], 1], max_tokens=6)
+        again = ask("again", [*unpack(request.prompt_token_ids), *output[:5], 1], max_tokens=6)
         assert len(of(here.run(again), Finished)) == 1

@@ -53,7 +53,7 @@ def test_chunks_end_exactly_at_granted_breakpoints(enable_chunked_prefill) -> No
     steps = [here.step() for _ in range(3)]
 
     assert chunks(here, "r") == [7, 9, 14]
-    committed = [[e.tokens for e in step if isinstance(e, Committed)] for step in steps]
+    committed = [[e.num_tokens for e in step if isinstance(e, Committed)] for step in steps]
     assert committed == [[7], [16], [30]]
 
 

@@ -14,10 +14,10 @@ from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.protocol import Breakpoint, EngineRecord, Finished, GenerateRequest, Sampling, Tokens
-from engine.tiers.disk import DiskTier
-from engine.tiers.host import HostTier
+from engine.tiers.disk_tier import DiskTier
+from engine.tiers.host_tier import HostTier
 from engine.tiers.lease_files import Origin
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 from tests.engine.harness import Clock
 from tests.engine.oracle import ListJournal
 from tests.engine.slot_tier import ALWAYS_PAYS
@@ -67,7 +67,7 @@ class Engine:
             self.now_ms += 1
             for event in self.core.step(self.now_ms):
                 if isinstance(event, Tokens):
-                    outputs[event.request_id] += event.ids
+                    outputs[event.request_id] += event.token_ids
                 elif isinstance(event, Finished):
                     assert event.record is not None
                     records[event.request_id] = event.record
@@ -100,7 +100,7 @@ def ask(name: str, length: int, lease: int, *, write: bool = False, seed: int = 
     return GenerateRequest(
         request_id=name,
         namespace=b"tenant",
-        prompt=prompt.tobytes(),
+        prompt_token_ids=prompt.tobytes(),
         max_tokens=12,
         read_tokens=0 if write else lease,
         sampling=Sampling(temperature=0.0),

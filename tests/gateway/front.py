@@ -14,8 +14,8 @@ from engine.client import (
     EngineLost,
     EngineRecord,
     GenerateRequest,
-    Generation,
     LeaseReport,
+    RequestStream,
     Sampling,
 )
 from gateway.app import create_app
@@ -66,7 +66,7 @@ class IdleEngine:
             raise EngineLost
         return self.info
 
-    def generate(self, request: GenerateRequest) -> Generation:
+    def generate(self, request: GenerateRequest) -> RequestStream:
         raise EngineLost
 
     async def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord | None]:

@@ -81,7 +81,7 @@ class Engine:
         while self.core.has_work:
             for event in self.core.step(self.now_ms):
                 if isinstance(event, Tokens):
-                    outputs[event.request_id] += event.ids
+                    outputs[event.request_id] += event.token_ids
                 elif isinstance(event, Finished):
                     assert event.record is not None
                     records[event.request_id] = event.record
@@ -109,7 +109,7 @@ def ask(case: Case, number: int, part: str, tokens: tuple[int, ...]) -> Generate
     return GenerateRequest(
         request_id=f"{part}{number}",
         namespace=b"tenant %d" % number,
-        prompt=np.array(tokens, dtype="<u4").tobytes(),
+        prompt_token_ids=np.array(tokens, dtype="<u4").tobytes(),
         max_tokens=OUTPUT_TOKENS,
         sampling=Sampling(temperature=0.0),
     )

@@ -1,8 +1,8 @@
-"""The lease store: leases in the tiers outside the KV pool, found by prefix.
+"""The lease store: copies of leases in the tiers outside the KV pool, found by prefix.
 
-save      a committed lease is copied out of the pool and handed to each tier that pays
-find      the longest stored prefix of a sequence; its tokens and owner are compared
-load      the payload from the fastest tier; a copy that is not whole any more is forgotten
+save      copy a committed lease out of the pool to each tier where that pays
+find      the longest stored prefix of a sequence, by comparing token ids and owner
+load      the payload from the fastest tier; a damaged copy is dropped
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from engine.tiers.tier import Costs, Payload, Recovered, Snapshot, Tier
 
 @dataclass(slots=True)
 class _Stored:
-    """One stored lease and the tiers that hold it whole, fastest first."""
+    """A stored lease: the tiers with a complete copy, fastest first, and those saving one."""
 
     prefix: StoredPrefix
     num_bytes: int
@@ -24,7 +24,7 @@ class _Stored:
 
 
 class LeaseStore:
-    """Every lease outside the KV pool. Without tiers it keeps nothing and finds nothing."""
+    """All copies of leases outside the KV pool. Without tiers it stores and finds nothing."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class LeaseStore:
         block_size: int = 16,
         block_bytes: int = 1,
     ) -> None:
-        """`tiers` come fastest first."""
+        """`tiers` are ordered fastest first."""
         assert not tiers or (costs and snapshot), "tiers need costs and a snapshot"
         self._tiers = tuple(tiers)
         self._costs = costs
@@ -46,7 +46,7 @@ class LeaseStore:
         self._num_skipped = 0
 
     def recover(self) -> list[Recovered]:
-        """The leases that the tiers kept through a restart."""
+        """Return the leases that the tiers still hold after a restart."""
         found = []
         for tier in self._tiers:
             for recovered in tier.recover():
@@ -55,31 +55,31 @@ class LeaseStore:
         return found
 
     def save(self, lease: Lease, prefix: Prefix, *, spare: Iterable[Lease]) -> list[bytes]:
-        """Copy a lease to every tier that is worth it: from its blocks, which are computed.
+        """Copy a lease to every tier where that pays, and return the keys that lost a copy.
 
-        One without blocks is copied from the fastest tier that has it to slower ones. `spare` are
-        leases that need no copy; in a full tier those of them that end before this one make room,
-        soonest first. Returns the keys of all that lost a copy.
+        The source is its blocks in the pool or, without blocks, the fastest tier that has it.
+        `spare` are leases that need no copy: a full tier drops copies of those that expire before
+        this one, earliest first.
         """
         stored = self._stored.get(lease.key)
         num_bytes = stored.num_bytes if stored else len(lease.blocks) * self._block_bytes
         displaced: list[bytes] = []
-        takers = []
+        targets = []
         for tier in self._tiers if lease.blocks else self._below(lease.key):
-            if not self._is_worth(tier, lease, num_bytes):
+            if not self._should_save(tier, lease, num_bytes):
                 continue
             if tier.accepts(num_bytes):
-                displaced += self._make_room(tier, lease, num_bytes, spare)
+                displaced += self._drop_copies_for(tier, lease, num_bytes, spare)
             if tier.accepts(num_bytes) and tier.free_bytes >= num_bytes:
-                takers.append(tier)
+                targets.append(tier)
             else:
                 self._num_skipped += 1
-        if takers and not self._hand_over(lease, prefix, takers, num_bytes):
+        if targets and not self._save_in(lease, prefix, targets, num_bytes):
             displaced.append(lease.key)
         return displaced
 
     def poll(self) -> list[bytes]:
-        """The leases whose saving has ended since the last call, well or not; see `tiers_of`."""
+        """Return the keys of leases of which a save ended or failed since the last call."""
         ended = []
         for tier in self._tiers:
             for key, is_saved in tier.poll():
@@ -93,9 +93,10 @@ class LeaseStore:
         return ended
 
     def find(self, chain: PrefixChain, num_tokens: int, *, matched: int) -> bytes | None:
-        """The longest stored prefix of the chain's first `num_tokens` tokens, if it is worth it.
+        """Return the key of the longest stored prefix of the chain that pays to read, or None.
 
-        `matched` tokens need not be computed anyway. Changes nothing.
+        It lies within the first `num_tokens` tokens, of which `matched` are in the pool already:
+        reading those saves nothing. Changes nothing.
         """
         if not self._stored:
             return None
@@ -112,9 +113,9 @@ class LeaseStore:
         return None
 
     def load(self, key: bytes, num_tokens: int) -> tuple[Payload, int, str] | None:
-        """The payload of a stored lease, how many of `num_tokens` tokens it holds, its tier.
+        """Return a stored lease's payload, how many of `num_tokens` tokens it holds, its tier.
 
-        None when no tier has it whole any more: then it is forgotten.
+        None if no tier has an undamaged copy; the lease is then removed from the store.
         """
         stored = self._stored[key]
         for tier in list(stored.tiers):
@@ -128,18 +129,18 @@ class LeaseStore:
         return None
 
     def tiers_of(self, key: bytes) -> tuple[str, ...]:
-        """The tiers that hold a lease whole."""
+        """Return the names of the tiers that have a complete copy, fastest first."""
         stored = self._stored.get(key)
         return tuple(tier.name for tier in stored.tiers) if stored else ()
 
     def extend(self, key: bytes, deadline_ms: int) -> None:
-        """A lease lives longer, stored or not."""
+        """Move a lease's deadline in every tier; ignored if it is not stored."""
         if key in self._stored:
             for tier in self._tiers:
                 tier.extend(key, deadline_ms)
 
     def drop(self, key: bytes) -> None:
-        """Forget a lease in every tier, also one that is being saved. Idempotent."""
+        """Remove a lease from every tier, also while it is being saved. Idempotent."""
         stored = self._stored.pop(key, None)
         if stored is None:
             return
@@ -151,22 +152,22 @@ class LeaseStore:
             tier.drop(key)
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters by metric name."""
+        """Return gauges and counters by metric name."""
         gauges: dict[str, float] = {"lease_saves_skipped_total": self._num_skipped}
         for tier in self._tiers:
             gauges |= tier.stats()
         return gauges
 
-    def _make_room(
+    def _drop_copies_for(
         self, tier: Tier, lease: Lease, num_bytes: int, spare: Iterable[Lease]
     ) -> list[bytes]:
-        """Drop copies in one tier until it has room, or until none is left that may go."""
+        """Drop spare copies in one tier until the lease fits or none is left; return their keys."""
         if tier.free_bytes >= num_bytes:
             return []
         displaced = []
         sooner = [each for each in spare if each.deadline_ms < lease.deadline_ms]
         for each in sorted(sooner, key=lambda each: each.deadline_ms):
-            stored = self._stored.get(each.key)  # None once another tier made room of its last copy
+            stored = self._stored.get(each.key)  # None if another tier dropped its last copy
             if stored is not None and tier in stored.tiers:
                 stored.tiers.remove(tier)
                 tier.drop(each.key)
@@ -178,14 +179,14 @@ class LeaseStore:
         return displaced
 
     def _below(self, key: bytes) -> tuple[Tier, ...]:
-        """The tiers that are slower than the fastest one that holds a lease whole."""
+        """Return the tiers below the fastest one that has a complete copy."""
         fastest = self._stored[key].tiers[:1]
         return self._tiers[self._tiers.index(fastest[0]) + 1 :] if fastest else ()
 
-    def _hand_over(
-        self, lease: Lease, prefix: Prefix, takers: Sequence[Tier], num_bytes: int
+    def _save_in(
+        self, lease: Lease, prefix: Prefix, targets: Sequence[Tier], num_bytes: int
     ) -> bool:
-        """Begin to keep a lease in these tiers; false if the copy to make it from was damaged."""
+        """Start to save a lease in these tiers; False if the copy to read from is damaged."""
         assert self._snapshot is not None, "tiers come with a snapshot"
         if lease.blocks:
             payload = self._snapshot(lease.blocks, lease.num_tokens)
@@ -197,12 +198,12 @@ class LeaseStore:
         if stored is None:
             stored = _Stored(stored_prefix(lease, prefix), num_bytes, [])
             self._add(stored)
-        for tier in takers:
+        for tier in targets:
             stored.saving.append(tier)
             tier.save(stored.prefix, payload, num_bytes=num_bytes, deadline_ms=lease.deadline_ms)
         return True
 
-    def _is_worth(self, tier: Tier, lease: Lease, num_bytes: int) -> bool:
+    def _should_save(self, tier: Tier, lease: Lease, num_bytes: int) -> bool:
         assert self._costs is not None, "tiers come with costs"
         stored = self._stored.get(lease.key)
         if stored is not None and tier in (*stored.tiers, *stored.saving):
@@ -214,7 +215,7 @@ class LeaseStore:
     def _serves(
         self, stored: _Stored, chain: PrefixChain, num_tokens: int, *, matched: int
     ) -> bool:
-        """Whether the stored prefix is the chain's own, whole somewhere, and worth reading."""
+        """Whether the stored prefix equals the chain's, has a complete copy, and pays to read."""
         prefix = stored.prefix
         if not stored.tiers or prefix.num_tokens > num_tokens:
             return False

@@ -1,4 +1,4 @@
-"""The asyncio end of the engine link: connects, reconnects, and hands out what the engine says."""
+"""EngineClient over a socket, in asyncio: connects, reconnects, sends requests, routes events."""
 
 import asyncio
 import contextlib
@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any, NoReturn
 
-from engine.client.generation import LinkGeneration
-from engine.client.interface import EngineClient, EngineLost, Generation
-from engine.errors import FrameError
+from engine.client.interface import EngineClient, RequestStream
+from engine.client.request_stream import LinkRequestStream
+from engine.errors import EngineLost, FrameError
 from engine.link.address import TcpAddress, parse_address, short_path, tune
 from engine.link.frames import (
     Abort,
@@ -24,7 +24,7 @@ from engine.link.frames import (
     Lookup,
     Reports,
     Stats,
-    Step,
+    StepFrame,
     Submit,
     Unpin,
     Unpinned,
@@ -39,27 +39,27 @@ from engine.protocol import (
     LeaseReport,
 )
 
-FIRST_DELAY_SECONDS = 0.05  # an engine that was restarted is back at once
-MAX_DELAY_SECONDS = 1.0  # a gateway waits at most this long for an engine that is back
-GREETING_SECONDS = 30.0  # a step of the engine may come first
-CALL_SECONDS = 30.0  # likewise
-LOOKUP_IDS = 1_000  # a frame's share of a long lookup
-MAX_UNREAD_REPORTS = 10_000  # the oldest go first: a later one of the same lease says more
-MAX_UNSENT_BYTES = 64 << 20  # an engine that far behind is not reading
+FIRST_DELAY_SECONDS = 0.05  # before the first reconnect; an engine may have restarted already
+MAX_DELAY_SECONDS = 1.0  # so a restarted engine is found within a second
+GREETING_SECONDS = 30.0  # the engine may have to finish a step before its Hello
+CALL_SECONDS = 30.0  # likewise before a reply
+LOOKUP_IDS = 1_000  # ids in one Lookup frame; a longer lookup sends several
+MAX_UNREAD_REPORTS = 10_000  # then the oldest is dropped; a later one has larger totals
+MAX_UNSENT_BYTES = 64 << 20  # an engine this far behind is not reading
 _CHUNK_BYTES = 256 << 10
 
 
 def connect_engine(url: str) -> EngineClient:
-    """A client that keeps itself connected to `url`, `unix:PATH` or `tcp://HOST:PORT`.
+    """Return a client that stays connected to `url`, `unix:PATH` or `tcp://HOST:PORT`.
 
     Call it inside a running event loop; `await client.ready(...)` waits for the first link. Raises
-    AddressError for a URL that is none.
+    AddressError for a malformed URL.
     """
     return LinkClient(url)
 
 
 class LinkClient:
-    """A multiplexed link to one engine that reconnects by itself; see `EngineClient`."""
+    """An EngineClient; one task connects, reads frames and reconnects."""
 
     def __init__(self, url: str) -> None:
         """Start connecting."""
@@ -69,8 +69,8 @@ class LinkClient:
         self._linked = asyncio.Event()
         self._trouble = "not connected yet"
         self._writer: asyncio.StreamWriter | None = None
-        # Weak: a generation that nobody iterates any more is not kept for its last event.
-        self._generations: weakref.WeakValueDictionary[str, LinkGeneration] = (
+        # Weak: a stream without a consumer is collected, and its request aborted.
+        self._streams: weakref.WeakValueDictionary[str, LinkRequestStream] = (
             weakref.WeakValueDictionary()
         )
         self._call_ids = count()
@@ -82,7 +82,7 @@ class LinkClient:
         self._task = self._loop.create_task(self._keep_linked(), name=f"engine link {url}")
 
     async def ready(self, timeout_seconds: float) -> EngineInfo:
-        """Wait for a live link and return what the engine is. Raises EngineLost after the bound."""
+        """Wait for a live link and return the engine's info. Raises EngineLost on timeout."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while self._info is None:
@@ -93,27 +93,27 @@ class LinkClient:
 
     @property
     def info(self) -> EngineInfo | None:
-        """What the connected engine is; None while there is no link."""
+        """The connected engine's info; None while there is no link."""
         return self._info
 
-    def generate(self, request: GenerateRequest) -> Generation:
-        """Submit a request. Raises EngineLost if there is no link now."""
+    def generate(self, request: GenerateRequest) -> RequestStream:
+        """Submit a request and return its stream. Raises EngineLost if there is no link now."""
         request_id = request.request_id
-        assert request_id not in self._generations, f"Request id in use: {request_id}"
+        assert request_id not in self._streams, f"Request id in use: {request_id}"
         writer = self._writer
         if self._info is None or writer is None:
             raise EngineLost(f"No engine at {self._url}: {self._trouble}")
         self._send(Submit(request), writer)
-        generation = LinkGeneration(
+        stream = LinkRequestStream(
             request_id,
             send=lambda message: self._send(message, writer),
             abandon=lambda: self._abandon(request_id, writer),
         )
-        self._generations[request_id] = generation
-        return generation
+        self._streams[request_id] = stream
+        return stream
 
     async def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord | None]:
-        """The closed records of these requests; see `EngineClient`. Raises EngineLost."""
+        """Return the closed records of these requests; see `EngineClient`. Raises EngineLost."""
         records: dict[str, EngineRecord | None] = {}
         for start in range(0, len(request_ids), LOOKUP_IDS):
             ids = tuple(request_ids[start : start + LOOKUP_IDS])
@@ -121,7 +121,7 @@ class LinkClient:
         return records
 
     async def stats(self) -> dict[str, float]:
-        """Gauges and counters by metric name. Raises EngineLost."""
+        """Return gauges and counters by metric name. Raises EngineLost."""
         gauges: dict[str, float] = await self._call(Stats(next(self._call_ids)))
         return gauges
 
@@ -129,12 +129,12 @@ class LinkClient:
         self, *, lease_ids: Sequence[str] = (), namespaces: Sequence[bytes] = ()
     ) -> int:
         """End leases by id and by namespace; see `EngineClient`. Raises EngineLost."""
-        question = Unpin(next(self._call_ids), tuple(lease_ids), tuple(namespaces))
-        num_leases: int = await self._call(question)
+        query = Unpin(next(self._call_ids), tuple(lease_ids), tuple(namespaces))
+        num_leases: int = await self._call(query)
         return num_leases
 
     async def lease_reports(self) -> AsyncIterator[LeaseReport]:
-        """What leases cost, as it is reported; see `EngineClient`."""
+        """Iterate over the engine's lease reports; see `EngineClient`."""
         while True:
             while self._reports:
                 yield self._reports.popleft()
@@ -144,7 +144,7 @@ class LinkClient:
             await self._reported.wait()
 
     async def close(self) -> None:
-        """End the link and every generation on it."""
+        """End the link and every stream on it."""
         self._trouble = "this client was closed"
         self._is_closed = True
         self._reported.set()
@@ -152,23 +152,23 @@ class LinkClient:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    async def _call(self, question: Lookup | Stats | Unpin) -> Any:
-        """Ask and wait for the answer with the same number."""
+    async def _call(self, query: Lookup | Stats | Unpin) -> Any:
+        """Send a frame and return the reply with the same `call` number."""
         if self._info is None or self._writer is None:
             raise EngineLost(f"No engine at {self._url}: {self._trouble}")
-        answer = self._loop.create_future()
-        self._calls[question.call] = answer
+        reply = self._loop.create_future()
+        self._calls[query.call] = reply
         try:
-            self._send(question, self._writer)
+            self._send(query, self._writer)
             async with asyncio.timeout(CALL_SECONDS):
-                return await answer
+                return await reply
         except TimeoutError:
             raise EngineLost(f"No answer from {self._url} in {CALL_SECONDS:.0f} s") from None
         finally:
-            del self._calls[question.call]
+            del self._calls[query.call]
 
     async def _keep_linked(self) -> None:
-        """Connect, read to the end of the link, and again; the pauses grow while nobody answers."""
+        """Connect, read until the link ends, reconnect; the delay doubles while this fails."""
         delay = FIRST_DELAY_SECONDS
         while True:
             try:
@@ -182,7 +182,7 @@ class LinkClient:
             await asyncio.sleep(delay)
 
     async def _run_link(self) -> NoReturn:
-        """One link, from its first byte to its last; raises why it ended."""
+        """Open one link and read it until it ends. Raises the reason."""
         reader, writer = await self._open()
         frames = FrameReader(EngineMessage)
         try:
@@ -211,15 +211,15 @@ class LinkClient:
 
     def _take_message(self, message: EngineMessage, writer: asyncio.StreamWriter) -> None:
         match message:
-            case Step(events):
+            case StepFrame(events):
                 for event in events:
                     self._deliver(event)
             case Reports(reports):
                 self._reports.extend(reports)
                 self._reported.set()
-            case Found(call, answer) | Gauges(call, answer) | Unpinned(call, answer):
+            case Found(call, reply) | Gauges(call, reply) | Unpinned(call, reply):
                 if (waiting := self._calls.get(call)) is not None and not waiting.done():
-                    waiting.set_result(answer)
+                    waiting.set_result(reply)
             case Hello(version, info):
                 if version != PROTOCOL_VERSION or info is None:
                     raise EngineLost(f"the engine speaks version {version}")
@@ -229,26 +229,26 @@ class LinkClient:
                 raise EngineLost(f"the engine refused the link: {reason}")
 
     def _deliver(self, event: Event) -> None:
-        generation = self._generations.get(event.request_id)
-        if generation is not None:
-            generation.deliver(event)
-        if generation is not None and generation.has_ended:
-            del self._generations[event.request_id]
+        stream = self._streams.get(event.request_id)
+        if stream is not None:
+            stream.deliver(event)
+        if stream is not None and stream.has_ended:
+            del self._streams[event.request_id]
 
     def _forget_link(self) -> None:
-        """Tell everything that waited on the link that it is gone. Idempotent."""
+        """End all streams and calls of a link that has ended. Idempotent."""
         self._info = self._writer = None
         self._linked.clear()
         reason = f"Lost the engine at {self._url}: {self._trouble}"
-        for generation in list(self._generations.values()):
-            generation.lose(reason)
-        self._generations.clear()
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(EngineLost(reason))
+        for stream in list(self._streams.values()):
+            stream.lose(reason)
+        self._streams.clear()
+        for reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(EngineLost(reason))
 
     def _send(self, message: ClientMessage, writer: asyncio.StreamWriter) -> None:
-        """Write without waiting; what is sent on a link that has ended goes nowhere."""
+        """Write without waiting; on a link that has ended this does nothing."""
         if writer.is_closing():
             return
         writer.write(encode_client(message))
@@ -256,6 +256,6 @@ class LinkClient:
             writer.transport.abort()
 
     def _abandon(self, request_id: str, writer: asyncio.StreamWriter) -> None:
-        """Abort a request whose generation was thrown away. Safe from any thread."""
+        """Abort a request whose stream was garbage-collected. Safe from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the link with it
             self._loop.call_soon_threadsafe(self._send, Abort(request_id), writer)

@@ -1,8 +1,8 @@
-"""The disk tier: leases that persist, one file each, written by a thread of their own.
+"""The disk tier: one file for each lease that persists, written by a background thread.
 
-The engine's thread hands over copies and reads files back; the writer hashes, writes, syncs and
-renames. Both change the table of files under one lock, and never hold it while bytes move.
-Deadlines are the engine's monotonic milliseconds here; only file names know the wall clock.
+The engine's thread queues copies and reads files back; the writer thread hashes, writes, syncs and
+renames. One lock guards the table of files; it is not held while payloads are read or written.
+Deadlines are the engine's monotonic milliseconds; only file names hold wall-clock times.
 """
 
 import logging
@@ -30,9 +30,9 @@ from engine.tiers.tier import Recovered
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED_BYTES = 256 << 20  # copies that wait for the disk; one is always taken
-CLOSE_SECONDS = 30.0  # for what is queued; a disk that hangs must not keep the engine
-RETRY_MS = 60_000  # after a failed write the disk is left alone so long
+MAX_QUEUED_BYTES = 256 << 20  # copies queued for the disk; a single larger one is accepted
+CLOSE_SECONDS = 30.0  # for queued writes; a disk that hangs must not block the shutdown
+RETRY_MS = 60_000  # no write for this long after a failed one
 COUNTERS = (
     "lease_files_written_total",
     "lease_files_failed_total",
@@ -44,7 +44,7 @@ COUNTERS = (
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """One lease's file, from the moment it is wanted; `path` is None until it is whole."""
+    """One lease's file, queued or written; `path` is None until it is complete."""
 
     stored: StoredPrefix
     deadline_ms: int
@@ -56,7 +56,7 @@ class _File:
 
 
 class DiskTier:
-    """See `engine.tiers.tier.Tier`. One engine at a time: the journal's lock is taken before."""
+    """A Tier on disk. The journal's lock, taken before, keeps a second engine out of the folder."""
 
     name = "disk"
     keeps_all = False
@@ -70,7 +70,7 @@ class DiskTier:
         clock: Callable[[], int],
         wall_clock: Callable[[], int],
     ) -> None:
-        """`clock` is the engine's, `wall_clock` survives a restart; both in milliseconds."""
+        """`clock` is the engine's monotonic one, `wall_clock` dates file names; both in ms."""
         self._folder, self._origin = folder, origin
         self._budget_bytes = budget_bytes
         self._clock, self._wall_clock = clock, wall_clock
@@ -85,7 +85,7 @@ class DiskTier:
         self._thread.start()
 
     def recover(self) -> list[Recovered]:
-        """Read every manifest; remove what is torn, foreign or over. Payloads are left alone."""
+        """Read every file's header; remove incomplete, foreign and expired files."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in self._folder.glob("*.tmp"):
@@ -98,11 +98,11 @@ class DiskTier:
 
     @property
     def free_bytes(self) -> int:
-        """What is left of the budget."""
+        """The unused part of the budget."""
         return self._budget_bytes - self._used_bytes
 
     def accepts(self, num_bytes: int) -> bool:
-        """Whether the disk worked last time, and the writer keeps up."""
+        """Whether the last write succeeded and the queue has space."""
         if self._retry_ms is not None and self._clock() < self._retry_ms:
             return False
         with self._lock:
@@ -111,7 +111,7 @@ class DiskTier:
     def save(
         self, stored: StoredPrefix, payload: np.ndarray, *, num_bytes: int, deadline_ms: int
     ) -> None:
-        """Queue a lease to be written."""
+        """Queue a lease for the writer."""
         assert num_bytes == payload.nbytes, f"not the size announced: {payload.nbytes}"
         file = _File(stored, deadline_ms, num_bytes)
         with self._lock:
@@ -122,7 +122,7 @@ class DiskTier:
         self._work.put(lambda: self._write(file, payload))
 
     def poll(self) -> list[tuple[bytes, bool]]:
-        """What the writer has finished."""
+        """Return the saves that the writer has ended since the last call."""
         ended = []
         while self._saved:
             file, is_saved = self._saved.popleft()
@@ -135,7 +135,7 @@ class DiskTier:
         return ended
 
     def load(self, key: bytes) -> np.ndarray | None:
-        """Read a payload back and check it; a file that is not whole is removed."""
+        """Return a payload read from its file, or None if it is damaged or unreadable."""
         file = self._files[key]
         assert file.path is not None, "loaded before it was saved"
         try:
@@ -152,7 +152,7 @@ class DiskTier:
         return payload
 
     def extend(self, key: bytes, deadline_ms: int) -> None:
-        """Give the file its new name soon; of many renames that wait, only the last is done."""
+        """Queue a rename to the new deadline; a rename that is already queued takes it over."""
         with self._lock:
             file = self._files.get(key)
             if file is None:
@@ -164,7 +164,7 @@ class DiskTier:
         self._work.put(lambda: self._rename(file))
 
     def drop(self, key: bytes) -> None:
-        """Remove the file at once; one that is still being written never gets its name."""
+        """Remove the file at once; a file still being written is discarded at its end."""
         with self._lock:
             file = self._files.pop(key, None)
             if file is None:
@@ -175,18 +175,18 @@ class DiskTier:
                 _remove(file.path)
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters by metric name."""
+        """Return gauges and counters by metric name."""
         counters = {name: float(self._counts[name]) for name in COUNTERS}
         return counters | {"lease_files": len(self._files), "lease_disk_bytes": self._used_bytes}
 
     def settle(self) -> None:
-        """Wait until everything queued so far is done."""
+        """Wait until all work queued so far is done."""
         done = threading.Event()
         self._work.put(done.set)
         done.wait()
 
     def close(self) -> None:
-        """Write what is queued and end the writer; the files stay for the next engine."""
+        """Complete queued work and end the writer thread; the files stay for the next engine."""
         self._work.put(None)
         self._thread.join(CLOSE_SECONDS)
 
@@ -219,11 +219,11 @@ class DiskTier:
                 file.is_renaming = False
             assert file.path is not None, "renamed before it was saved"
             self._name(file, file.path)
-        except OSError as error:  # the file keeps its old, shorter life
+        except OSError as error:  # the file keeps its old, earlier deadline
             log.warning("lease_not_renamed: %s", error)
 
     def _name(self, file: _File, present: Path) -> bool:
-        """Give a whole file the name that says its deadline; whether it is still wanted."""
+        """Rename a complete file to the name with its deadline; False if the lease was dropped."""
         with self._lock:
             if file.is_dropped:
                 _remove(present)
@@ -247,8 +247,8 @@ class DiskTier:
             return None
 
     def _recover_one(self, found: LeaseFile) -> Recovered | None:
-        """Take a file over, if its time is not over; its clock starts where it was left."""
-        # A wall clock that was set back gives nobody more than was left at the last read.
+        """Add a file that has not expired; its remaining time counts from now on."""
+        # If the wall clock was set back, no lease gets more than the time left at its last rename.
         left_ms = min(found.expires_at_ms - self._wall_clock(), found.remaining_ms)
         stored, num_bytes = found.stored, found.payload_bytes
         if left_ms <= 0 or stored.key in self._files:
@@ -263,5 +263,5 @@ class DiskTier:
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
-    except OSError as error:  # it ends by its date at the latest
+    except OSError as error:  # recovery removes it after its expiry
         log.warning("lease_file_not_removed: %s", error)

@@ -1,7 +1,7 @@
-"""The host tier: leases in page-locked host memory, beside a KV pool on a GPU.
+"""The host tier: copies of leases in pinned host memory, for a KV pool on a GPU.
 
-It takes every lease that is worth it, at once, and forgets all when the engine ends. On a CPU the
-KV pool already is host memory, so there is no host tier.
+It stores every lease for which a copy pays, synchronously, and loses all when the engine stops. On
+a CPU the KV pool is host memory already, so there is no host tier.
 """
 
 from engine.lease_types import StoredPrefix
@@ -9,7 +9,7 @@ from engine.tiers.tier import Payload, Recovered
 
 
 class HostTier:
-    """See `engine.tiers.tier.Tier`."""
+    """A Tier in memory."""
 
     name = "host"
     keeps_all = True
@@ -22,43 +22,43 @@ class HostTier:
         self._saved: list[bytes] = []
 
     def recover(self) -> list[Recovered]:
-        """Nothing survives the engine here."""
+        """Return nothing: no copy survives a restart."""
         return []
 
     @property
     def free_bytes(self) -> int:
-        """What is left of the budget."""
+        """The unused part of the budget."""
         return self._budget_bytes - self._used_bytes
 
     def accepts(self, num_bytes: int) -> bool:
-        """Memory always keeps up."""
+        """Always True: memory has no write queue."""
         return True
 
     def save(
         self, stored: StoredPrefix, payload: Payload, *, num_bytes: int, deadline_ms: int
     ) -> None:
-        """Keep the payload."""
+        """Store the payload."""
         self._payloads[stored.key] = payload, num_bytes
         self._used_bytes += num_bytes
         self._saved.append(stored.key)
 
     def poll(self) -> list[tuple[bytes, bool]]:
-        """Everything is whole at once."""
+        """Return all saves since the last call; each has succeeded."""
         saved, self._saved = self._saved, []
         return [(key, True) for key in saved if key in self._payloads]
 
     def load(self, key: bytes) -> Payload | None:
-        """The payload; memory does not lose any."""
+        """Return the payload."""
         return self._payloads[key][0]
 
     def extend(self, key: bytes, deadline_ms: int) -> None:
-        """Nothing here knows deadlines."""
+        """Do nothing: no deadline is stored here."""
 
     def drop(self, key: bytes) -> None:
-        """Forget the payload."""
+        """Remove the payload."""
         _, num_bytes = self._payloads.pop(key, (None, 0))
         self._used_bytes -= num_bytes
 
     def stats(self) -> dict[str, float]:
-        """Gauges by metric name."""
+        """Return gauges by metric name."""
         return {"lease_host_bytes": self._used_bytes, "leases_on_host": len(self._payloads)}

@@ -1,20 +1,16 @@
-"""One request in flight, as its client sees it: a queue that the link fills."""
+"""RequestStream over the link: a queue of one request's events, which the link client fills."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from engine.client.interface import EngineLost
+from engine.errors import EngineLost
 from engine.link.frames import Abort, ClientMessage, Finish
 from engine.protocol import Event, Finished, Rejected
 
 
-class LinkGeneration:
-    """An iterator over one request's events; see `engine.client.Generation`.
-
-    The queue needs no bound of its own: the request's `max_tokens` and breakpoints bound how many
-    events can come.
-    """
+class LinkRequestStream:
+    """A RequestStream. Its queue is bounded by the request's `max_tokens` and breakpoints."""
 
     def __init__(
         self,
@@ -23,10 +19,9 @@ class LinkGeneration:
         send: Callable[[ClientMessage], None],
         abandon: Callable[[], None],
     ) -> None:
-        """`send` puts a message on the request's link, or does nothing once that has ended.
+        """`send` writes a message to the request's link; it does nothing once that has ended.
 
-        `abandon` is called if the generation is thrown away before its end, by whichever thread
-        happens to collect it.
+        `abandon` is called if the stream is garbage-collected before its end, from any thread.
         """
         self.request_id = request_id
         self._send = send
@@ -36,12 +31,12 @@ class LinkGeneration:
         self._ended = False
         self._lost: str | None = None
 
-    def __aiter__(self) -> "LinkGeneration":
-        """The generation is its own, only iterator."""
+    def __aiter__(self) -> "LinkRequestStream":
+        """Return the stream itself."""
         return self
 
     async def __anext__(self) -> Event:
-        """The next event, when it comes."""
+        """Wait for the next event and return it."""
         while not self._events:
             if self._ended:
                 raise StopAsyncIteration
@@ -56,27 +51,27 @@ class LinkGeneration:
         self._send(Abort(self.request_id))
 
     def finish(self, output_tokens: int) -> None:
-        """End the request at its `output_tokens`-th output token: the rest is overrun."""
+        """End the request at its `output_tokens`-th output token; later tokens are overrun."""
         self._send(Finish(self.request_id, output_tokens))
 
     def __del__(self) -> None:
-        """Nobody listens any more: let the engine stop."""
+        """Abort the request if its stream is collected before the last event."""
         if not self.has_ended:
             self._abandon()
 
     def deliver(self, event: Event) -> None:
-        """Take an event from the link."""
+        """Append an event from the link."""
         self._events.append(event)
         self._ended = isinstance(event, Finished | Rejected)
         self._arrived.set()
 
     def lose(self, reason: str) -> None:
-        """Take note that the link ended: after the events that came, iteration raises."""
+        """Mark the link as ended: after the events received so far, iteration raises EngineLost."""
         if not self._ended:
             self._lost = reason
         self._arrived.set()
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more events can come."""
+        """Whether no more events can arrive."""
         return self._ended or self._lost is not None

@@ -1,4 +1,4 @@
-"""Puts the lease store of one engine process together, and takes it apart again."""
+"""Opens an engine's lease store: measures the rates, creates the tiers, closes them at the end."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -7,22 +7,22 @@ from pathlib import Path
 
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
-from engine.tiers.disk import DiskTier
-from engine.tiers.host import HostTier
+from engine.tiers.disk_tier import DiskTier
+from engine.tiers.host_tier import HostTier
 from engine.tiers.lease_files import Origin
+from engine.tiers.lease_store import LeaseStore
 from engine.tiers.probing import (
     disk_bytes_per_second,
     fill_bytes_per_second,
     prefill_tokens_per_second,
 )
-from engine.tiers.store import LeaseStore
 from engine.tiers.tier import Costs, Tier
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def lease_store(
+def open_lease_store(
     folder: Path,
     runner: ModelRunner,
     config: EngineConfig,
@@ -33,9 +33,10 @@ def lease_store(
     clock_ns: Callable[[], int],
     wall_clock: Callable[[], int],
 ) -> Iterator[LeaseStore]:
-    """The store of an engine on `runner`; its end writes what waits to be written.
+    """Yield the lease store of an engine on `runner`; at exit, complete queued writes.
 
-    A tier of 0 bytes is none. Measures, so call it before the pool is in use.
+    0 bytes: without that tier. The measurement overwrites blocks, so call this before the pool is
+    in use.
     """
     if not (host_bytes or disk_bytes):
         yield LeaseStore()
@@ -57,8 +58,8 @@ def lease_store(
             tiers.append(stack.enter_context(closing(disk)))
             try:
                 read = disk_bytes_per_second(folder, clock_ns)
-                speeds["disk"] = 1 / (1 / read + 1 / fill)  # one after the other
-            except OSError as error:  # leases then live in memory only
+                speeds["disk"] = 1 / (1 / read + 1 / fill)  # read, then fill: the times add up
+            except OSError as error:  # no lease is copied to disk then
                 log.warning("lease_folder_unusable: %s", error)
         yield LeaseStore(
             tiers,

@@ -1,4 +1,4 @@
-"""One client's connection, seen from the server: bytes in and out, never blocking."""
+"""One client's non-blocking socket on the server: frames in, frames out, both bounded."""
 
 import contextlib
 import socket
@@ -15,19 +15,19 @@ from engine.link.frames import (
 )
 from engine.protocol import PROTOCOL_VERSION
 
-# More than any kernel buffers for a connection: what a dead client had sent is read in one turn,
-# and a client that never stops sending still leaves the loop its turn.
+# More than any kernel buffers for a socket, so all that a dead client sent is read in one turn; and
+# a bound, so a client that never stops sending does not block the loop.
 MAX_READ_BYTES = 8 << 20
-# About a minute of events for a thousand streams; a client that far behind is not reading.
+# About a minute of events of a thousand streams; a client this far behind is not reading.
 MAX_UNSENT_BYTES = 16 << 20
 _CHUNK_BYTES = 256 << 10
 
 
-class Link:
-    """A connected client. `request_ids` are its requests that have not ended."""
+class ClientSocket:
+    """A connected client; `request_ids` are its requests that have not ended."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Take over an accepted connection."""
+        """Own an accepted socket."""
         connection.setblocking(False)
         self.connection = connection
         self.request_ids: set[str] = set()
@@ -39,7 +39,7 @@ class Link:
     def receive(self) -> Iterator[ClientMessage]:
         """Yield every message that has arrived; the first one must be Hello.
 
-        Sets `ended` when the client is gone. Raises FrameError for what is not a message.
+        Sets `ended` when the client has disconnected. Raises FrameError for an invalid frame.
         """
         num_read = 0
         while num_read < MAX_READ_BYTES:
@@ -47,7 +47,7 @@ class Link:
                 data = self.connection.recv(_CHUNK_BYTES)
             except BlockingIOError:
                 return
-            except OSError:  # reset, timed out: as gone as after an orderly end
+            except OSError:  # reset or timed out: treated like an orderly end
                 data = b""
             if not data:
                 self.ended = True
@@ -58,15 +58,15 @@ class Link:
                 yield message
 
     def send(self, message: EngineMessage) -> None:
-        """Queue a frame and send what the connection takes now.
+        """Queue a frame and send what the socket takes without blocking.
 
-        Sets `ended` when the client is gone or does not read.
+        Sets `ended` when the client has disconnected or has MAX_UNSENT_BYTES unread.
         """
         self._unsent += encode_engine(message)
         self.send_unsent()
 
     def send_unsent(self) -> None:
-        """Send what the connection takes of the frames that wait."""
+        """Send what the socket takes of the queued frames."""
         try:
             while self._unsent and not self.ended:
                 del self._unsent[: self.connection.send(self._unsent[:_CHUNK_BYTES])]
@@ -77,23 +77,23 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether the client has said hello and has not gone."""
+        """Whether the client has sent Hello and the link has not ended."""
         return self._greeted and not self.ended
 
     @property
     def has_unsent(self) -> bool:
-        """Whether frames wait for the connection to take more."""
+        """Whether queued frames remain to be sent."""
         return bool(self._unsent)
 
     def refuse(self, reason: str) -> None:
-        """Say why, and end the link."""
+        """Send a Fault with the reason and end the link."""
         self.send(Fault(reason))
         self.ended = True
 
     def close(self) -> None:
-        """Close the connection; frames already taken by the kernel still arrive."""
+        """Close the socket; frames that the kernel has already taken are still delivered."""
         self.ended = True
-        with contextlib.suppress(OSError):  # the client went first
+        with contextlib.suppress(OSError):  # the client closed first
             self.connection.shutdown(socket.SHUT_WR)
         self.connection.close()
 
