@@ -17,7 +17,7 @@ LONG = {"system": [*PREFIX, text(4000, "q", ttl="5m")], "messages": [user(text(2
 
 @pytest.fixture
 def stack(tmp_path: Path):
-    with running_stack(tmp_path, config=word_config(max_num_batched_tokens=100)) as stack:
+    with running_stack(tmp_path, config=word_config(max_num_batched_tokens=20)) as stack:
         yield stack
         stack.wait_until(lambda: stack.open_holds() == [])
 
