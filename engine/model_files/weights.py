@@ -14,6 +14,7 @@ from engine.model_files.model_folder import MANIFEST, check_contents, file_diges
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ALIGNMENT_BYTES = 64  # of what torch allocates: a cache line, an AVX-512 register
 
 
 class Weights:
@@ -50,7 +51,9 @@ class Weights:
         tensor: torch.Tensor = self._files[path].get_tensor(name)
         if not tensor.is_floating_point():
             raise ModelFileError(f"Tensor {name} holds no floating-point numbers", path, CURE)
-        return tensor
+        # A tensor lies in the mapped file where its header ends. On some processors a product of
+        # unaligned operands is rounded otherwise: one model must not depend on its files' layout.
+        return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()
 
     def drop(self, name: str) -> None:
         """Mark the tensor as left out on purpose, if it exists."""

@@ -33,7 +33,7 @@ class PendingPrefixes:
         """Register a running sequence under the next block of its prompt, if there is one."""
         self.leave(leader)
         size = self._config.block_size
-        end = (leader.computed // size + 1) * size
+        end = (leader.num_computed // size + 1) * size
         if self._is_on and end <= leader.num_prompt:
             key = self._next_keys[leader] = leader.chain.at(end).key
             self._leaders.setdefault(key, leader)

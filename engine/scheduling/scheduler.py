@@ -149,7 +149,7 @@ class Scheduler:
             if match is None:
                 break
             self.waiting.preempted.popleft()
-            num_computed = sequence.computed
+            num_computed = sequence.num_computed
             match = self._start(sequence, match, step)
             sequence.tokens_recomputed_preemption += max(0, num_computed - match.num_tokens)
 
