@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     gateway_dead_after_seconds: float = Field(default=20.0, gt=0, le=MAX_WAIT_SECONDS)
     # Of silence; proxies cut a stream at 30.
     ping_seconds: float = Field(default=10.0, gt=0, le=MAX_WAIT_SECONDS)
+    # A browser has 6, an SDK 1,000 at most; behind a proxy all clients have one address.
+    connections_per_address: int = Field(default=1_000, ge=1)
     log_format: Literal["text", "json"] = "text"  # read by a person first, by a collector later
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     redis_url: str | None = None

@@ -89,7 +89,11 @@ async def _run(
         fencing = asyncio.create_task(_set_after(open_requests.fenced, stop))
         async with sweeping(deps):
             await serve(
-                app, listener, stop=stop, drain=lambda: open_requests.drain(RUNNING_SECONDS)
+                app,
+                listener,
+                stop=stop,
+                drain=lambda: open_requests.drain(RUNNING_SECONDS),
+                connections_per_address=settings.connections_per_address,
             )
         fencing.cancel()
         if open_requests.fenced.is_set():

@@ -11,15 +11,16 @@ from gateway.requests.generation import Generation
 
 @asynccontextmanager
 async def abort_on_disconnect(generation: Generation, receive: Receive) -> AsyncIterator[None]:
-    """Abandon the generation if the client closes its connection, or if the block fails.
+    """Abandon the generation if the client closes or breaks its connection, or the block fails.
 
-    The request's body must have been read: after it, `receive` returns only the disconnect.
+    The request's body must have been read: after it, `receive` returns only the disconnect. One
+    with a `fault` (see `connection.py`) leaves the way to the client open, and it is told.
     """
 
     async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
+        while (message := await receive())["type"] != "http.disconnect":
             pass
-        generation.abandon()
+        generation.abandon(message.get("fault"))
 
     watcher = asyncio.create_task(watch())
     try:

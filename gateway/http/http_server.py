@@ -6,6 +6,8 @@ import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -13,9 +15,11 @@ from typing_extensions import override
 
 from gateway.errors import CannotListen
 from gateway.http.connection import HttpConnection
+from gateway.http.connection_counts import ConnectionCounts, connections_possible
 from gateway.shutdown import CONNECTIONS_SECONDS
 
 BACKLOG = 1024
+IDLE_SECONDS = 5  # between two requests of one connection
 
 
 @contextlib.contextmanager
@@ -37,17 +41,22 @@ async def serve(
     *,
     stop: asyncio.Event,
     drain: Callable[[], Awaitable[None]],
+    connections_per_address: int,
 ) -> None:
     """Serve until `stop`; then take no new connections, `drain`, and wait for the open ones."""
+    counts = ConnectionCounts(
+        max_total=connections_possible(), max_per_address=connections_per_address
+    )
     server = _Server(
         uvicorn.Config(
             app,
-            http=HttpConnection,
+            http=cast("type[asyncio.Protocol]", partial(HttpConnection, counts=counts)),
             ws="none",  # even if a websocket package is installed
             log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=CONNECTIONS_SECONDS,
         )
     )

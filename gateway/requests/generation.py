@@ -132,9 +132,9 @@ class Generation:
         """Wait until the request is settled."""
         return await asyncio.shield(self._ended)
 
-    def abandon(self) -> None:
-        """The client has disconnected: abort; it pays from the first token on."""
-        self._cut(ClientDisconnect(), by="client")
+    def abandon(self, fault: Exception | None = None) -> None:
+        """The client has disconnected, or broken the protocol: abort; it pays from token one on."""
+        self._cut(fault or ClientDisconnect(), by="client")
 
     def stop(self, cause: Exception) -> None:
         """We stop the request: abort; it is free, and fails with `cause`. A no-op at the end."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from engine.plan import Plan
 from gateway.app import create_app
 from gateway.background.ownership import register_gateway
 from gateway.dependencies import Dependencies
+from gateway.http.connection import HttpConnection
+from gateway.http.connection_counts import ConnectionCounts
 from gateway.ids import id_maker
 from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.settings import Settings
@@ -260,6 +263,12 @@ class Stack:
         assert self._gateway is not None
         return self._gateway.metric(name, labels)
 
+    @property
+    def num_connections(self) -> int:
+        """The gateway's open client connections: one of a client that has gone is soon closed."""
+        assert self._gateway is not None
+        return self._gateway.connections.total
+
     def close_clients(self) -> None:
         """Close every connection."""
         for client in self._clients.values():
@@ -326,6 +335,7 @@ class Serving:
         self._stack = stack
         self._instance = instance
         self._boot_id = boot_id
+        self.connections = ConnectionCounts(max_total=1_000, max_per_address=1_000)
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
@@ -401,6 +411,7 @@ class Serving:
         config = uvicorn.Config(
             self._app,
             port=0,
+            http=partial(HttpConnection, counts=self.connections),  # type: ignore[arg-type]
             ws="none",
             log_config=None,
             access_log=False,

@@ -15,7 +15,7 @@ class EndlessGeneration:
     def __init__(self) -> None:
         self.abandoned = asyncio.Event()
 
-    def abandon(self) -> None:
+    def abandon(self, fault: Exception | None = None) -> None:
         self.abandoned.set()
 
 

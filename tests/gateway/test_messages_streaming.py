@@ -167,6 +167,7 @@ def test_a_client_that_leaves_the_queue_pays_nothing(tmp_path: Path):
             stack.leave_early(ask(6), seconds=0.2)
             stack.wait_until(lambda: len(stack.open_holds()) == 2)
             request_id = stack.open_holds()[1]
+            stack.wait_until(lambda: stack.num_connections == 1)
             stack.runner.gate.set()
         record = wait_ended(stack, request_id)
 
