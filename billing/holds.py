@@ -9,6 +9,7 @@ from sqlalchemy import Connection, insert, select, update
 from billing import accounts as names
 from billing import entries
 from billing.errors import InsufficientBalance, UnknownOrganization
+from billing.ledger import balance
 from billing.meters import TtlClass, WritePoint
 from billing.rows import from_row, to_row
 from billing.tables import accounts, holds, organizations
@@ -108,6 +109,15 @@ def close_hold(
         .values(debits_pending_nanos=accounts.c.debits_pending_nanos - closed.amount_nanos)
     )
     return str(closed.account_id)
+
+
+def require_funds(conn: Connection, organization_id: str) -> None:
+    """Require that a prepaid organisation has any balance that is not reserved.
+
+    Raises InsufficientBalance.
+    """
+    if balance(conn, names.prepaid(organization_id)).available_nanos <= 0:
+        raise InsufficientBalance(organization_id, needed_nanos=1)
 
 
 def _reserve(conn: Connection, hold: Hold) -> str:

@@ -7,6 +7,7 @@ from billing.database import Database
 from engine.client import EngineClient
 from gateway.metrics import Metrics
 from gateway.prompts.model_catalog import Catalog
+from gateway.prompts.prompt_threads import PromptThreads
 from gateway.settings import Settings
 from gateway.wake_ups import WakeUps
 
@@ -20,6 +21,7 @@ class Dependencies:
     now_ms    wall clock, milliseconds since the epoch
     new_id    returns a fresh id with a prefix: "req" gives "req_…"
     wake_ups  tell waiting requests that a cache entry of another one has changed
+    prompt_threads  parse and tokenise
     """
 
     settings: Settings
@@ -32,3 +34,4 @@ class Dependencies:
     new_id: Callable[[str], str]
     metrics: Metrics = field(default_factory=Metrics)
     wake_ups: WakeUps = field(default_factory=WakeUps)
+    prompt_threads: PromptThreads = field(default_factory=PromptThreads)

@@ -5,6 +5,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from billing.customers import Caller, find_caller
+from billing.holds import require_funds
 from gateway.dependencies import Dependencies
 from gateway.errors import AuthenticationFailed, InvalidRequest, PermissionRefused
 from gateway.wire.request import ApiVersion
@@ -61,8 +62,21 @@ async def ignore_eos(request: Request) -> bool:
     return sent == "1"
 
 
+async def funded(request: Request, caller: Annotated[Caller, Depends(customer)]) -> None:
+    """Require that the customer has money left; whether it is enough the hold decides.
+
+    Asked before the body is read. Raises InsufficientBalance for a prepaid organisation without
+    any.
+    """
+    if caller.mode == "prepaid":
+        organization_id = caller.organization_id
+        database = dependencies_of(request).database
+        await database.read(lambda conn: require_funds(conn, organization_id))
+
+
 AnyCaller = Annotated[Caller, Depends(any_caller)]
 Customer = Annotated[Caller, Depends(customer)]
+Funded = Annotated[None, Depends(funded)]
 Version = Annotated[ApiVersion, Depends(api_version)]
 IgnoreEos = Annotated[bool, Depends(ignore_eos)]
 Deps = Annotated[Dependencies, Depends(dependencies_of)]

@@ -1,68 +1,75 @@
 """Request bodies: read within a size and a time limit, then validated as a wire model."""
 
 import asyncio
+import contextlib
+from functools import partial
 from typing import TypeVar
 
 from fastapi import Request
-from pydantic import ValidationError
 
-from gateway.errors import InvalidRequest, RequestTimeout, RequestTooLarge
-from gateway.wire.request import UNKNOWN_FIELD, ApiVersion, PromptRequest
+from gateway.errors import InvalidRequest, Overloaded, RequestTimeout, RequestTooLarge
+from gateway.http.body_bytes import TOO_MANY, BodyInFlight
+from gateway.wire.request import ApiVersion, PromptRequest
+from gateway.wire.validation import Fault, validate
 
 Body = TypeVar("Body", bound=PromptRequest)
 
 MAX_BODY_BYTES = 32_000_000  # the API's own limit for messages
-MAX_DRAINED_BYTES = 2 * MAX_BODY_BYTES  # what we read of a body that is too long, see below
 BODY_WAIT_SECONDS = 300  # 32 MB over a slow line; a client that sends nothing must not stay
 
 
 async def read_bytes(
     request: Request,
+    in_flight: BodyInFlight,
     *,
     max_bytes: int = MAX_BODY_BYTES,
     wait_seconds: float = BODY_WAIT_SECONDS,
 ) -> bytes:
-    """Return the whole body.
-
-    A body that is too long is read on for a while and dropped: a client that is still sending when
-    the connection closes sees a broken pipe instead of the error.
+    """Return the whole body; refuse it as early as can be known.
 
     Raises InvalidRequest for a content encoding, RequestTooLarge past `max_bytes`, RequestTimeout
-    after `wait_seconds`.
+    after `wait_seconds`, Overloaded if `in_flight` finds no room.
     """
     _require_identity(request.headers.get("content-encoding"))
+    _require_size(int(request.headers.get("content-length", 0)), max_bytes=max_bytes)
     chunks = []
     size = 0
     try:
-        async with asyncio.timeout(wait_seconds):
+        async with asyncio.timeout(wait_seconds) as limit:
+            in_flight.on_evicted = partial(_end_now, limit)
             async for chunk in request.stream():
                 size += len(chunk)
-                if size <= max_bytes:
-                    chunks.append(chunk)
-                if size > MAX_DRAINED_BYTES:
-                    break
+                _require_size(size, max_bytes=max_bytes)
+                in_flight.take(len(chunk))
+                chunks.append(chunk)
     except TimeoutError:
+        if in_flight.is_evicted:
+            raise Overloaded(TOO_MANY) from None
         raise RequestTimeout(f"The body did not arrive within {wait_seconds} seconds") from None
-    if size > max_bytes:
-        raise RequestTooLarge(f"Request exceeds the maximum size: {max_bytes} bytes")
+    finally:
+        in_flight.on_evicted = None
     return b"".join(chunks)
 
 
 def read_body(model: type[Body], body: bytes, *, version: ApiVersion) -> Body:
-    """Validate a JSON body as this model under this API version.
+    """Validate a JSON body as this model under this API version; long bodies take a second.
 
     Raises InvalidRequest that names the first fault as `<path>: <what is wrong>`.
-
-    The models bound the number of faults: a list stops at its first one, an object reports one
-    unknown field. Otherwise a body with a fault every few bytes would fill the memory.
     """
     try:
-        return model.model_validate_json(body, strict=True, context={"version": version})
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        unknown = fault.get("ctx", {}).get(UNKNOWN_FIELD)
-        loc = fault["loc"] if unknown is None else (*fault["loc"], unknown)
-        raise InvalidRequest(fault["msg"], path=".".join(map(str, loc)) or None) from None
+        return validate(model, body, version=version)
+    except Fault as fault:
+        raise InvalidRequest(str(fault), path=".".join(map(str, fault.location)) or None) from None
+
+
+def _end_now(limit: asyncio.Timeout) -> None:
+    with contextlib.suppress(RuntimeError):  # it has ended in this turn of the loop
+        limit.reschedule(asyncio.get_running_loop().time())
+
+
+def _require_size(num_bytes: int, *, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise RequestTooLarge(f"Request exceeds the maximum size: {max_bytes} bytes")
 
 
 def _require_identity(encoding: str | None) -> None:

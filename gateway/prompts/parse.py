@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anyio import to_thread
-
 from gateway.errors import InvalidRequest
 from gateway.prompts.breakpoints import CacheBreakpoint, effective_breakpoints, read_markers
 from gateway.prompts.conversation import Block, read_blocks
@@ -22,17 +20,16 @@ class ParsedPrompt:
     breakpoints: tuple[CacheBreakpoint, ...]
 
 
-async def parse_prompt(request: PromptRequest, *, catalog: Catalog) -> ParsedPrompt:
+def parse_prompt(request: PromptRequest, *, catalog: Catalog) -> ParsedPrompt:
     """Validate the conversation, find the model, read the markers, render.
 
-    Raises InvalidRequest or NotFound.
+    A long prompt takes seconds: run it in `prompt_threads.py`. Raises InvalidRequest or NotFound.
     """
     blocks = read_blocks(request)
     model = catalog.find(request.model)
     markers = read_markers(blocks, automatic=request.cache_control)
     _require_fit(model, num_tokens=_fewest_tokens(model, blocks))
-    # A long prompt takes a while to tokenise; the other requests go on meanwhile.
-    rendered = await to_thread.run_sync(model.chat_template.render, blocks)
+    rendered = model.chat_template.render(blocks)
     _require_fit(model, num_tokens=rendered.num_tokens)
     breakpoints = effective_breakpoints(markers, rendered, min_tokens=model.min_cache_tokens)
     return ParsedPrompt(model, rendered, breakpoints)

@@ -2,9 +2,8 @@
 
 from fastapi import APIRouter, Request
 
-from gateway.http.auth import Customer, Deps, Version
-from gateway.http.bodies import read_body, read_bytes
-from gateway.prompts.parse import parse_prompt
+from gateway.http.auth import Customer, Version
+from gateway.http.prompt_requests import receive_prompt
 from gateway.wire.request import CountTokensRequest
 from gateway.wire.response import TokenCount
 
@@ -12,10 +11,7 @@ router = APIRouter()
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(
-    request: Request, _caller: Customer, version: Version, deps: Deps
-) -> TokenCount:
+async def count_tokens(request: Request, caller: Customer, version: Version) -> TokenCount:
     """Count; free, and nothing is written."""
-    body = read_body(CountTokensRequest, await read_bytes(request), version=version)
-    prompt = await parse_prompt(body, catalog=deps.catalog)
-    return TokenCount(input_tokens=prompt.rendered.num_tokens)
+    received = await receive_prompt(request, CountTokensRequest, caller=caller, version=version)
+    return TokenCount(input_tokens=received.prompt.rendered.num_tokens)

@@ -6,11 +6,10 @@ Between the two, in a task of its own: `requests/generation.py`, with hold, engi
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from gateway.http.auth import Customer, Deps, IgnoreEos, Version
-from gateway.http.bodies import read_body, read_bytes
+from gateway.http.auth import Customer, Deps, Funded, IgnoreEos, Version
 from gateway.http.disconnect import abort_on_disconnect
 from gateway.http.event_stream import EventStream
-from gateway.prompts.parse import parse_prompt
+from gateway.http.prompt_requests import receive_prompt
 from gateway.requests.generation import Generation
 from gateway.requests.open_requests import OpenRequests
 from gateway.requests.order import place_order
@@ -24,28 +23,30 @@ router = APIRouter()
 
 @router.post("/v1/messages", response_model=None)
 async def create_message(
-    request: Request, caller: Customer, version: Version, ignore_eos: IgnoreEos, deps: Deps
+    request: Request,
+    caller: Customer,
+    version: Version,
+    ignore_eos: IgnoreEos,
+    _funded: Funded,
+    deps: Deps,
 ) -> Response:
     """Generate a message, and bill exactly the usage that it states.
 
     From `start` on the request does not depend on this connection.
     """
-    sent = await read_bytes(request)
-    started_at_ms = (
-        deps.now_ms()
-    )  # after the body: a slow one must not read entries that have expired
-    body = read_body(MessagesRequest, sent, version=version)
-    prompt = await parse_prompt(body, catalog=deps.catalog)
+    received = await receive_prompt(request, MessagesRequest, caller=caller, version=version)
+    body = received.body
     engine_info = await deps.engine.ready(deps.settings.engine_wait_seconds)
     order = place_order(
         body,
-        prompt,
+        received.prompt,
         caller=caller,
         engine_info=engine_info,
         request_id=request.state.request_id,
         message_id=deps.new_id("msg"),
         ignore_eos=ignore_eos,
-        started_at_ms=started_at_ms,
+        # After the body: a slow one must not read entries that have expired.
+        started_at_ms=received.arrived_at_ms,
     )
     open_requests: OpenRequests = request.app.state.open_requests
     generation = open_requests.start(order)

@@ -8,6 +8,7 @@ client pays for. A string is one text block; everything behind this file sees bl
 from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -22,10 +23,12 @@ ApiVersion = Literal["2023-06-01", "2026-10-21"]
 Role = Literal["user", "assistant", "system"]
 TtlClass = Literal["5m", "1h"]
 
-MAX_MESSAGES = 100_000  # the API's own limit
+# In `system` and `messages` together; those of `system` may be empty, so the context window does
+# not bound them. The API takes 100,000 messages, which no model's context window holds.
+MAX_BLOCKS = 20_000
 MAX_TOP_K = 2**31 - 1  # larger than any vocabulary, and the engine link carries it
-MAX_STOP_SEQUENCES = 128  # each is searched for in every piece of output
-MAX_SYSTEM_BLOCKS = 100_000  # they may be empty, so the context window does not bound them
+MAX_STOP_SEQUENCES = 128
+MAX_STOP_CHARACTERS = 8_192  # in all; each one costs memory while the request runs
 
 UNKNOWN_FIELD = "unknown_field"  # where the context of a fault about a field has its name
 
@@ -68,6 +71,16 @@ def _sampling_field(value: object, info: ValidationInfo) -> object:
     if value is not None and info.context and info.context["version"] == "2026-10-21":
         raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted")
     return value
+
+
+def _require_short_together(stops: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    if sum(map(len, stops or ())) > MAX_STOP_CHARACTERS:
+        raise PydanticCustomError(
+            "too_long",
+            "Stop sequences should have at most {max} characters together",
+            {"max": MAX_STOP_CHARACTERS},
+        )
+    return stops
 
 
 NotYet = Annotated[None, BeforeValidator(_refuse_unless_absent)]
@@ -157,12 +170,8 @@ ContentBlock = Annotated[
     Field(discriminator="type"),
 ]
 Content = Annotated[tuple[ContentBlock, ...], FailFast(), BeforeValidator(_as_blocks)]
-System = Annotated[
-    tuple[TextBlock, ...] | None,
-    FailFast(),
-    Field(max_length=MAX_SYSTEM_BLOCKS),
-    BeforeValidator(_as_blocks),
-]
+System = Annotated[tuple[TextBlock, ...] | None, FailFast(), BeforeValidator(_as_blocks)]
+TextBlocks = Annotated[tuple[TextBlock, ...], FailFast(), BeforeValidator(_as_blocks)]
 
 
 class InputMessage(Strict):
@@ -200,7 +209,7 @@ class PromptRequest(Strict):
     """The fields that shape the prompt, and so its length and its cache entries."""
 
     model: str
-    messages: Annotated[tuple[InputMessage, ...], FailFast(), Field(max_length=MAX_MESSAGES)]
+    messages: Annotated[tuple[InputMessage, ...], FailFast()]
     system: System = None
     cache_control: CacheControl | None = None
     thinking: ThinkingDisabled | None = None
@@ -223,6 +232,7 @@ class MessagesRequest(PromptRequest):
         tuple[Annotated[str, Field(min_length=1)], ...] | None,
         FailFast(),
         Field(max_length=MAX_STOP_SEQUENCES),
+        AfterValidator(_require_short_together),
     ] = None
     temperature: Annotated[float | None, Field(ge=0, le=1), SAMPLING_FIELD] = None
     top_p: Annotated[float | None, Field(gt=0, le=1), SAMPLING_FIELD] = None

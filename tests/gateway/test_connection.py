@@ -186,14 +186,19 @@ async def test_what_comes_after_an_early_refusal_is_dropped_for_a_while(
         writer.write(POST + b"content-length: 1000000000\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
         await reader.read()  # the server's end
-        with pytest.raises(ConnectionError):
-            while True:  # silence past the limit: the client's next byte is reset
-                await asyncio.sleep(0.1)
-                writer.write(b"x")
-                await writer.drain()
+        with pytest.raises(ConnectionError):  # the server has closed: what is sent is reset
+            await send_for_ever(writer)
         writer.close()
 
     assert head.startswith(b"HTTP/1.1 401 ")
+
+
+async def send_for_ever(writer: asyncio.StreamWriter) -> None:
+    """Send a byte now and then, more rarely than the server's patience lasts."""
+    while True:
+        await asyncio.sleep(0.1)
+        writer.write(b"x")
+        await writer.drain()
 
 
 async def test_a_kept_connection_that_sends_no_request_is_closed(

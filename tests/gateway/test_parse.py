@@ -21,9 +21,9 @@ class NeverRenders:
         raise AssertionError(f"{len(blocks)} blocks were rendered")
 
 
-async def test_blocks_that_cannot_fit_are_counted_and_never_tokenised() -> None:
+def test_blocks_that_cannot_fit_are_counted_and_never_tokenised() -> None:
     model = replace(served(), chat_template=NeverRenders(), context_window_tokens=99)
     request = read(model=model.id, messages=[turn("user", *[text("x")] * 100)])
 
     with pytest.raises(InvalidRequest, match="prompt is too long: 100 tokens > 99 maximum"):
-        await parse_prompt(request, catalog=Catalog([model]))
+        parse_prompt(request, catalog=Catalog([model]))

@@ -1,0 +1,47 @@
+"""A prompt from its bytes: read within its shares, then parsed in a thread."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fastapi import Request
+
+from billing.customers import Caller
+from gateway.http.auth import dependencies_of
+from gateway.http.bodies import read_body, read_bytes
+from gateway.http.body_bytes import BodyBytes
+from gateway.prompts.parse import ParsedPrompt, parse_prompt
+from gateway.wire.request import ApiVersion, PromptRequest
+
+Body = TypeVar("Body", bound=PromptRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedPrompt(Generic[Body]):
+    """A valid body and its prompt; `arrived_at_ms` is when its last byte was read."""
+
+    body: Body
+    prompt: ParsedPrompt
+    arrived_at_ms: int
+
+
+async def receive_prompt(
+    request: Request, model: type[Body], *, caller: Caller, version: ApiVersion
+) -> ReceivedPrompt[Body]:
+    """Read and parse a request with a prompt, within the shares of the caller's organisation.
+
+    Raises what `read_bytes`, `read_body` and `parse_prompt` raise, and Overloaded if too much waits
+    to be parsed.
+    """
+    deps = dependencies_of(request)
+    body_bytes: BodyBytes = request.app.state.body_bytes
+    customer = caller.organization_id
+    with body_bytes.body(customer) as in_flight:
+        sent = await read_bytes(request, in_flight)
+        arrived_at_ms = deps.now_ms()
+
+        def parse() -> tuple[Body, ParsedPrompt]:
+            body = read_body(model, sent, version=version)
+            return body, parse_prompt(body, catalog=deps.catalog)
+
+        body, prompt = await deps.prompt_threads.run(customer, parse)
+    return ReceivedPrompt(body, prompt, arrived_at_ms)
