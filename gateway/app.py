@@ -13,6 +13,7 @@ from gateway.dependencies import Dependencies
 from gateway.http import error_responses
 from gateway.http.body_bytes import BodyBytes
 from gateway.http.edge import Edge
+from gateway.http.failed_keys import FailedKeys
 from gateway.requests.open_requests import OpenRequests
 from gateway.routes import count_tokens, health, messages, models, request_records
 
@@ -38,6 +39,7 @@ def create_app(deps: Dependencies) -> FastAPI:
     app.state.deps = deps
     app.state.open_requests = open_requests
     app.state.body_bytes = BodyBytes()
+    app.state.failed_keys = FailedKeys()
     for module in (messages, count_tokens, models, request_records, health):
         app.include_router(module.router)
     error_responses.install(app)

@@ -7,6 +7,7 @@ GatewayError
 ├── NotFound                  404
 ├── RequestTimeout            408  the body did not arrive in time
 ├── RequestTooLarge           413
+├── TooManyFailedKeys         429  wrong keys from this address; the key was not looked up
 ├── EngineFailed              500  the engine gave up on an admitted request
 ├── NotReady                  503  something the gateway needs is missing; /readyz only
 ├── Overloaded                529  the engine's queue is full, or the wait in it too long
@@ -87,6 +88,10 @@ class RequestTooLarge(GatewayError):
     """The body is longer than the route takes."""
 
 
+class TooManyFailedKeys(GatewayError):
+    """The address has sent too many invalid keys for another one to be looked up now."""
+
+
 class EngineFailed(GatewayError):
     """The engine gave up on a request that it had admitted."""
 
@@ -158,6 +163,7 @@ ERROR_SHAPES: dict[type[Exception], ErrorShape] = {
     NotFound: ErrorShape(404, "not_found_error"),
     RequestTimeout: ErrorShape(408, "timeout_error"),
     RequestTooLarge: ErrorShape(413, "request_too_large"),
+    TooManyFailedKeys: ErrorShape(429, "rate_limit_error"),
     EngineFailed: ErrorShape(500, "api_error"),
     NotReady: ErrorShape(503, "api_error"),
     Overloaded: ErrorShape(529, "overloaded_error"),

@@ -2,7 +2,8 @@
 
 Write `log.info("hold_settled", extra={"hold_id": hold.id})`. The request id is bound once, at the
 edge, and stands on every line of that request. Of an exception only its class and place are
-written, not its message: a message may quote what a client sent.
+written, not its message: a message may quote what a client sent. A long text is cut: a client must
+not fill the disk.
 """
 
 import json
@@ -16,6 +17,8 @@ from typing import Literal, TextIO
 from typing_extensions import override
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+MAX_TEXT_CHARACTERS = 1_000  # of a field; our own longest, where an exception was, has about that
 
 # What every record carries; what else it carries are the event's own fields.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
@@ -67,7 +70,13 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
         fields["error"] = record.exc_info[0].__name__
         frames = traceback.extract_tb(record.exc_info[2])
         fields["at"] = " < ".join(f"{f.filename}:{f.lineno}" for f in reversed(frames))
-    return fields
+    return {name: _cut(value) for name, value in fields.items()}
+
+
+def _cut(value: object) -> object:
+    if not isinstance(value, str) or len(value) <= MAX_TEXT_CHARACTERS:
+        return value
+    return f"{value[:MAX_TEXT_CHARACTERS]}... ({len(value)} characters)"
 
 
 def _quoted(value: object) -> str:

@@ -17,6 +17,7 @@ from gateway.app import create_app
 from gateway.background.entry_sweep import sweeping
 from gateway.background.ownership import register_gateway
 from gateway.clock import now_ms
+from gateway.commands.full_disk import writing_in
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id, open_database
 from gateway.commands.process_lock import instance_id, only_process
 from gateway.commands.server_secret import load_server_secret
@@ -49,6 +50,7 @@ def gateway(
     settings = Settings(data_dir=data_dir, host=host, port=port, model=model)
     configure_logging(form=settings.log_format, level=settings.log_level)
     with (
+        writing_in(data_dir),
         only_process(data_dir, "gateway"),
         open_database(data_dir) as database,
         listening(host, port) as listener,

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from billing.database import Database
 from gateway.clock import now_ms
+from gateway.commands.full_disk import writing_in
 from gateway.errors import CommandError
 from gateway.ids import id_maker
 from gateway.settings import Settings
@@ -31,12 +32,13 @@ new_id = id_maker(now_ms)
 @contextmanager
 def open_database(data_dir: Path) -> Iterator[Database]:
     """The migrated database of the installation in `data_dir`, closed on exit."""
-    database = Database(Settings(data_dir=data_dir).ledger_url)
-    try:
-        database.require_migrated()
-        yield database
-    finally:
-        database.close()
+    with writing_in(data_dir):
+        database = Database(Settings(data_dir=data_dir).ledger_url)
+        try:
+            database.require_migrated()
+            yield database
+        finally:
+            database.close()
 
 
 def print_json(value: object) -> None:

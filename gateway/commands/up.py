@@ -13,6 +13,7 @@ import typer
 from billing.database import Database, migrate
 from gateway.clock import now_ms
 from gateway.commands.first_keys import make_first_keys
+from gateway.commands.full_disk import writing_in
 from gateway.commands.models import fetch_default_model
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id
 from gateway.commands.process_lock import only_process
@@ -43,8 +44,7 @@ def up(
     for number in _stop_signals():
         signal.signal(number, lambda *_: sys.exit(0))  # until there is something to drain
     settings = Settings(data_dir=data_dir.absolute(), host=host, port=port)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with only_process(settings.data_dir, "up"):
+    with writing_in(settings.data_dir), only_process(settings.data_dir, "up"):
         with listening(host, port):
             pass  # fail now, rather than after the model is loaded
         folder = model or fetch_default_model(settings.models_dir)

@@ -8,6 +8,8 @@ from billing.customers import Caller, find_caller
 from billing.holds import require_funds
 from gateway.dependencies import Dependencies
 from gateway.errors import AuthenticationFailed, InvalidRequest, PermissionRefused
+from gateway.http.addresses import network_of
+from gateway.http.failed_keys import FailedKeys
 from gateway.wire.request import ApiVersion
 
 API_VERSIONS: tuple[ApiVersion, ...] = ("2023-06-01", "2026-10-21")
@@ -21,12 +23,19 @@ def dependencies_of(request: Request) -> Dependencies:
 async def any_caller(request: Request) -> Caller:
     """Return the caller behind a valid key.
 
-    Raises AuthenticationFailed, or PermissionRefused if the request names another workspace.
+    Raises AuthenticationFailed, TooManyFailedKeys, or PermissionRefused if the request names
+    another workspace.
     """
     secret, name = _credential(request)
-    caller = await dependencies_of(request).database.read(lambda conn: find_caller(conn, secret))
+    deps = dependencies_of(request)
+    failed_keys: FailedKeys = request.app.state.failed_keys
+    network = network_of(request.client.host) if request.client else ""
+    failed_keys.begin(network, secret, now_ms=deps.now_ms())
+    caller = await deps.database.read(lambda conn: find_caller(conn, secret))
     if caller is None:
+        failed_keys.failed(secret)
         raise AuthenticationFailed(f"invalid {name}")
+    failed_keys.succeeded(network, secret)
     request.state.caller = caller
     named = request.headers.get("anthropic-workspace-id")
     if named is not None and named != caller.workspace_id:

@@ -1,6 +1,12 @@
-"""Stop strings: finds them in text that arrives in pieces."""
+"""Stop strings: finds them in text that arrives in pieces, in time linear in the text.
 
+Source: Aho and Corasick 1975, "Efficient string matching: an aid to bibliographic search".
+"""
+
+from collections import deque
 from collections.abc import Sequence
+
+ROOT = 0
 
 
 class StopStrings:
@@ -11,7 +17,8 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._automaton = _Automaton(stops) if stops else None
+        self._state = ROOT
         self._held = ""  # the longest end of the text so far that some stop string begins with
         self.matched: str | None = None
 
@@ -22,24 +29,67 @@ class StopStrings:
         """
         if self.matched is not None:
             return ""
+        if self._automaton is None:
+            return piece
         text = self._held + piece
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            _, start, self.matched = min(found)
-            self._held = ""
-            return text[:start]
-        held = self._length_to_hold(text)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        for end, character in enumerate(piece, start=len(self._held) + 1):
+            self._state = self._automaton.next(self._state, character)
+            if (stop := self._automaton.match[self._state]) is not None:
+                self.matched, self._held = stop, ""
+                return text[: end - len(stop)]
+        shown = len(text) - self._automaton.depth[self._state]
+        self._held = text[shown:]
+        return text[:shown]
 
     def flush(self) -> str:
         """Return what was held back: the text has ended and no stop string came of it."""
         held, self._held = self._held, ""
         return held
 
-    def _length_to_hold(self, text: str) -> int:
-        longest = max((len(stop) - 1 for stop in self._stops), default=0)
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0
+
+class _Automaton:
+    """All stop strings at once: a state is the longest end of the text that some stop begins with.
+
+    depth     for each state, the length of that end
+    match     for each state, the longest stop string that the text ends with, if any
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.depth = [0]
+        self.match: list[str | None] = [None]
+        self._next: list[dict[str, int]] = [{}]
+        self._shorter = [ROOT]  # the state of the next shorter end
+        for stop in stops:
+            self._add(stop)
+        self._link()
+
+    def next(self, state: int, character: str) -> int:
+        """The state after one more character. A text of n characters follows n links at most."""
+        while (following := self._next[state].get(character)) is None:
+            if state == ROOT:
+                return ROOT
+            state = self._shorter[state]
+        return following
+
+    def _add(self, stop: str) -> None:
+        state = ROOT
+        for depth, character in enumerate(stop, start=1):
+            if character not in self._next[state]:
+                self._next[state][character] = len(self.depth)
+                self.depth.append(depth)
+                self.match.append(None)
+                self._next.append({})
+                self._shorter.append(ROOT)
+            state = self._next[state][character]
+        self.match[state] = stop
+
+    def _link(self) -> None:
+        """Find each state's next shorter end, the shallow states first."""
+        states = deque(self._next[ROOT].values())
+        while states:
+            state = states.popleft()
+            shorter = self._shorter[state]
+            self.match[state] = self.match[state] or self.match[shorter]
+            for character, deeper in self._next[state].items():
+                self._shorter[deeper] = self.next(shorter, character)
+                states.append(deeper)

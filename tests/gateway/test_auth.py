@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.http.failed_keys import FAILURES_ALLOWED
 from tests.gateway.bodies import body
 from tests.gateway.front import ADMIN_KEY, HEADERS, KEY, OTHER_KEY, assert_error, front
 
@@ -89,3 +90,16 @@ async def test_m29_the_version_header_is_required_and_known(tmp_path: Path, path
     message = assert_error(missing, 400, "invalid_request_error")
     assert message == "anthropic-version: header is required"
     assert_error(unknown, 400, "invalid_request_error")
+
+
+async def test_guessed_keys_are_soon_not_looked_up(tmp_path: Path) -> None:
+    async with front(tmp_path) as gateway:
+        for number in range(FAILURES_ALLOWED):
+            guessed = VERSION | {"x-api-key": f"guess-{number}"}
+            answer = await gateway.http.post(COUNT, json=countable(), headers=guessed)
+            assert_error(answer, 401, "authentication_error")
+
+        answer = await gateway.http.post(COUNT, json=countable(), headers=guessed)
+
+    assert_error(answer, 429, "rate_limit_error")
+    assert answer.headers["retry-after"] == "2"

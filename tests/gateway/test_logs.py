@@ -76,3 +76,16 @@ def test_of_an_exception_only_class_and_place_are_written(form) -> None:
     assert "test_logs.py" in stream.getvalue()
     assert "what a client sent" not in stream.getvalue()
     assert stream.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_long_field_is_cut(form) -> None:
+    stream = io.StringIO()
+    logs.configure_logging(form=form, level="info", stream=stream)
+
+    log.info("request", extra={"path": "/" + "a" * 57_000, "status": 404})
+
+    line = stream.getvalue()
+    assert len(line) < 2 * logs.MAX_TEXT_CHARACTERS
+    assert "(57001 characters)" in line
+    assert "404" in line
