@@ -1,5 +1,7 @@
 """A supervisor: starts the child processes of `kvmeter up`, restarts them, stops them.
 
+A child that dies is started again, and so is one that has stopped answering: it is killed first.
+
 A child's stdin is a pipe whose other end only this process holds; closing it is the order to stop.
 Children start with the signals of the process group blocked, so that a Ctrl-C stops them in our
 order. When this process is killed, the kernel closes the pipes, and no child is left.
@@ -9,6 +11,8 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+
+from gateway.commands.liveness import PROBE_SECONDS, SILENT_PROBES
 
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 10.0
@@ -20,7 +24,10 @@ STDIN_FLAG = "--until-stdin-closes"
 
 
 class Child:
-    """One process: started, started again when it dies, stopped by the end of its stdin."""
+    """One process: started, started again when it dies, stopped by the end of its stdin.
+
+    `answers` asks the process for a sign of life, for `PROBE_SECONDS` at most.
+    """
 
     def __init__(
         self,
@@ -29,11 +36,13 @@ class Child:
         *,
         stop_seconds: float,
         say: Callable[[str], None],
+        answers: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.name = name
         self._command = [*command, STDIN_FLAG]
         self._stop_seconds = stop_seconds
         self._say = say
+        self._answers = answers
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -54,18 +63,44 @@ class Child:
         return f"The {self.name} ended with {how}"
 
     async def keep_alive(self) -> None:
-        """Restart the process whenever it dies, and print one line each time."""
+        """Restart the process whenever it dies or falls silent, and print one line each time."""
         loop = asyncio.get_running_loop()
         backoff_seconds = FIRST_BACKOFF_SECONDS
         while True:
             started = loop.time()
-            how = await self.ended()
+            how = await self._ended_or_killed()
             if loop.time() - started > STABLE_SECONDS:
                 backoff_seconds = FIRST_BACKOFF_SECONDS
             self._say(f"{how}; starting it again in {backoff_seconds:g} s")
             await asyncio.sleep(backoff_seconds)
             backoff_seconds = min(2 * backoff_seconds, LAST_BACKOFF_SECONDS)
             await self.start()
+
+    async def _ended_or_killed(self) -> str:
+        """Wait for the process to end; kill it when it has been silent for too long."""
+        assert self._process is not None, "start() comes first"
+        await _first(self._process.wait(), self._silence())
+        if self._process.returncode is None:
+            seconds = SILENT_PROBES * PROBE_SECONDS
+            self._say(f"The {self.name} has not answered for {seconds:g} s; killing it")
+            self._process.kill()
+        return await self.ended()
+
+    async def _silence(self) -> None:
+        """Wait until the process, which has answered before, does so no more.
+
+        Probes are counted, not seconds: if this process was stopped itself, no child is to blame.
+        """
+        if self._answers is None:
+            await asyncio.Event().wait()
+            return
+        num_silent, has_answered = 0, False
+        while num_silent < SILENT_PROBES:
+            if await self._answers():
+                num_silent, has_answered = 0, True
+                await asyncio.sleep(PROBE_SECONDS)
+            elif has_answered:
+                num_silent += 1
 
     async def stop(self) -> None:
         """Order the process to end, and kill it if it takes longer than it may."""

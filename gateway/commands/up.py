@@ -11,9 +11,11 @@ import httpx
 import typer
 
 from billing.database import Database, migrate
+from engine.client import connect_engine
 from gateway.clock import now_ms
 from gateway.commands.first_keys import make_first_keys
 from gateway.commands.full_disk import writing_in
+from gateway.commands.liveness import engine_answers, gateway_answers
 from gateway.commands.models import fetch_default_model
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id
 from gateway.commands.process_lock import only_process
@@ -80,6 +82,7 @@ async def _serve(settings: Settings, folder: Path, *, engine_flags: list[str]) -
     loop = asyncio.get_running_loop()
     for number in _stop_signals():
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
+    link = connect_engine(settings.link_url)  # of this process, which only asks for signs of life
     kvmeter = [sys.executable, "-m", "gateway.commands"]
     shared = ["--data-dir", str(settings.data_dir), "--model", str(folder)]
     engine = Child(
@@ -87,18 +90,21 @@ async def _serve(settings: Settings, folder: Path, *, engine_flags: list[str]) -
         [sys.executable, "-m", "engine", *shared, "--listen", settings.link_url, *engine_flags],
         stop_seconds=ENGINE_SECONDS,
         say=_say,
+        answers=lambda: engine_answers(link),
     )
     gateway = Child(
         "gateway",
         [*kvmeter, "gateway", *shared, "--host", settings.host, "--port", str(settings.port)],
         stop_seconds=GATEWAY_SECONDS,
         say=_say,
+        answers=lambda: gateway_answers(_url(settings)),
     )
     try:
         return await run_children(
             [engine, gateway], ready=lambda: _announce(settings, folder.name), stop=stop
         )
     finally:
+        await link.close()
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # we are on our way out
 
@@ -111,13 +117,17 @@ def _stop_signals() -> list[signal.Signals]:
 
 async def _announce(settings: Settings, model_id: str) -> None:
     """Wait until the gateway is ready; then print its address and a command to try."""
-    url = f"http://{settings.host}:{settings.port}"
+    url = _url(settings)
     async with httpx.AsyncClient(trust_env=False) as client:
         while not await _is_ready(client, url):  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(READY_POLL_SECONDS)
     typer.echo(_curl_line(url, model_id, settings.first_keys_path))
     typer.echo(f"kvmeter ready: {url}")
     sys.stdout.flush()
+
+
+def _url(settings: Settings) -> str:
+    return f"http://{settings.host}:{settings.port}"
 
 
 async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:

@@ -30,13 +30,16 @@ def test_a_full_disk_at_start_is_one_sentence_with_the_path(command: str, tmp_pa
 
 def test_a_disk_that_is_full_for_the_database_is_named_too(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'ledger'}")
-    with (
-        pytest.raises(CommandError, match=f"^Cannot write in {tmp_path}: database or disk is full"),
-        writing_in(tmp_path),
-        engine.begin() as conn,
+
+    def fill() -> None:
+        with writing_in(tmp_path), engine.begin() as conn:
+            conn.exec_driver_sql("PRAGMA max_page_count = 1")
+            conn.exec_driver_sql("CREATE TABLE t (a TEXT)")
+
+    with pytest.raises(
+        CommandError, match=f"^Cannot write in {tmp_path}: database or disk is full"
     ):
-        conn.exec_driver_sql("PRAGMA max_page_count = 1")
-        conn.exec_driver_sql("CREATE TABLE t (a TEXT)")
+        fill()
     engine.dispose()
 
 

@@ -6,9 +6,12 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.commands import supervisor
+from gateway.commands.liveness import SILENT_PROBES
 from gateway.commands.supervisor import STOP_SIGNALS, Child, run_children
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +31,7 @@ class Family:
         self.stop = asyncio.Event()
         self.ready = asyncio.Event()
 
-    def child(self, name: str, script: str, *, stop_seconds: float = 5) -> Child:
+    def child(self, name: str, script: str, *, stop_seconds: float = 5, **more: Any) -> Child:
         return Child(
             name,
             [
@@ -41,6 +44,7 @@ class Family:
             ],
             stop_seconds=stop_seconds,
             say=self.said.append,
+            **more,
         )
 
     async def pid(self, name: str, *, other_than: int = 0) -> int:
@@ -104,6 +108,59 @@ async def test_a_child_that_dies_is_started_again_and_it_is_said(tmp_path: Path)
         "The engine ended with SIGKILL; starting it again in 0.2 s",
         "The engine ended with SIGKILL; starting it again in 0.4 s",
     ]
+
+
+async def test_a_child_that_falls_silent_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "PROBE_SECONDS", 0.01)
+    family = Family(tmp_path)
+    stopped, has_answered = 0, asyncio.Event()
+
+    async def answers() -> bool:
+        await asyncio.sleep(0)
+        is_alive = await family.pid("engine") != stopped
+        if is_alive:
+            has_answered.set()
+        return is_alive
+
+    engine = family.child("engine", OBEDIENT, answers=answers)
+    running = asyncio.create_task(run_children([engine], ready=family.serve, stop=family.stop))
+    await family.ready.wait()
+    pid = await family.pid("engine")
+    await has_answered.wait()
+
+    os.kill(pid, signal.SIGSTOP)
+    stopped = pid
+    await family.pid("engine", other_than=pid)
+    family.stop.set()
+
+    assert await running is None
+    assert family.said == [
+        "The engine has not answered for 0.12 s; killing it",
+        "The engine ended with SIGKILL; starting it again in 0.2 s",
+    ]
+
+
+async def test_a_child_that_has_never_answered_is_still_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "PROBE_SECONDS", 0.001)
+    family = Family(tmp_path)
+    num_probes = 0
+
+    async def answers() -> bool:
+        nonlocal num_probes
+        await asyncio.sleep(0)
+        num_probes += 1
+        if num_probes > 3 * SILENT_PROBES:
+            family.stop.set()
+        return False
+
+    engine = family.child("engine", OBEDIENT, answers=answers)
+
+    assert await run_children([engine], ready=family.serve, stop=family.stop) is None
+    assert family.said == []
 
 
 async def test_a_child_that_dies_before_it_serves_ends_the_start(tmp_path: Path) -> None:
