@@ -28,6 +28,7 @@ EXHIBITS = {
     "caching_overhead": "what prefix caching costs at 0 % hits (10 min)",
     "peers": "W1, W2, W3 against kvmeter and any --peer NAME=URL (5 min, 3 a peer)",
     "step_time": "scheduler, bookkeeping and journal of a step (20 s)",
+    "hostile_bodies": "loop stalls and memory of bodies made to hurt, and other clients (1 min)",
     "soak": "random load at a full pin cap: memory, files and blocks stay (30 min)",
     "lease_memory": "the engine's memory with 10,000 live leases (3 min)",
 }

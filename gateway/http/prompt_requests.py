@@ -9,7 +9,9 @@ from billing.customers import Caller
 from gateway.http.auth import dependencies_of
 from gateway.http.bodies import read_body, read_bytes
 from gateway.http.body_bytes import BodyBytes
+from gateway.prompts.conversation import read_blocks
 from gateway.prompts.parse import ParsedPrompt, parse_prompt
+from gateway.prompts.uncollected import uncollected
 from gateway.wire.request import ApiVersion, PromptRequest
 
 Body = TypeVar("Body", bound=PromptRequest)
@@ -17,7 +19,10 @@ Body = TypeVar("Body", bound=PromptRequest)
 
 @dataclass(frozen=True, slots=True)
 class ReceivedPrompt(Generic[Body]):
-    """A valid body and its prompt; `arrived_at_ms` is when its last byte was read."""
+    """A valid body, without the conversation that `prompt` is made of.
+
+    `arrived_at_ms` is when its last byte was read.
+    """
 
     body: Body
     prompt: ParsedPrompt
@@ -40,8 +45,11 @@ async def receive_prompt(
         arrived_at_ms = deps.now_ms()
 
         def parse() -> tuple[Body, ParsedPrompt]:
-            body = read_body(model, sent, version=version)
-            return body, parse_prompt(body, catalog=deps.catalog)
+            with uncollected():
+                body = read_body(model, sent, version=version)
+                blocks = read_blocks(body)
+                body = body.without_conversation()
+            return body, parse_prompt(body, blocks, catalog=deps.catalog)
 
         body, prompt = await deps.prompt_threads.run(customer, parse)
     return ReceivedPrompt(body, prompt, arrived_at_ms)

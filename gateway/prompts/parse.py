@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gateway.errors import InvalidRequest
 from gateway.prompts.breakpoints import CacheBreakpoint, effective_breakpoints, read_markers
-from gateway.prompts.conversation import Block, read_blocks
+from gateway.prompts.conversation import Block
 from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.prompts.rendered_prompt import RenderedPrompt
 from gateway.wire.request import PromptRequest
@@ -20,12 +20,13 @@ class ParsedPrompt:
     breakpoints: tuple[CacheBreakpoint, ...]
 
 
-def parse_prompt(request: PromptRequest, *, catalog: Catalog) -> ParsedPrompt:
-    """Validate the conversation, find the model, read the markers, render.
+def parse_prompt(
+    request: PromptRequest, blocks: Sequence[Block], *, catalog: Catalog
+) -> ParsedPrompt:
+    """Find the model, read the markers of the request's blocks, render them.
 
     A long prompt takes seconds: run it in `prompt_threads.py`. Raises InvalidRequest or NotFound.
     """
-    blocks = read_blocks(request)
     model = catalog.find(request.model)
     markers = read_markers(blocks, automatic=request.cache_control)
     _require_fit(model, num_tokens=_fewest_tokens(model, blocks))

@@ -25,7 +25,7 @@ TtlClass = Literal["5m", "1h"]
 
 # In `system` and `messages` together; those of `system` may be empty, so the context window does
 # not bound them. The API takes 100,000 messages, which no model's context window holds.
-MAX_BLOCKS = 20_000
+MAX_BLOCKS = 10_000
 MAX_TOP_K = 2**31 - 1  # larger than any vocabulary, and the engine link carries it
 MAX_STOP_SEQUENCES = 128
 MAX_STOP_CHARACTERS = 8_192  # in all; each one costs memory while the request runs
@@ -217,6 +217,10 @@ class PromptRequest(Strict):
     tools: NotYet = None
     tool_choice: NotYet = None
     speed: Literal["standard"] | None = None
+
+    def without_conversation(self) -> Self:
+        """The other fields, for whoever has read the blocks: they may be most of the memory."""
+        return self.model_copy(update={"messages": (), "system": None})
 
 
 class CountTokensRequest(PromptRequest):

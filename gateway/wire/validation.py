@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from gateway.wire.json_shape import measure, pieces_of
+from gateway.wire.json_shape import TooComplex, measure, pieces_of
 from gateway.wire.request import (
     MAX_BLOCKS,
     UNKNOWN_FIELD,
@@ -43,7 +43,7 @@ class Fault(ValueError):
         self.location = location
 
 
-def validate(model: type[Body], body: bytes, *, version: ApiVersion) -> Body:
+def validate(model: type[Body], body: bytes | bytearray, *, version: ApiVersion) -> Body:
     """Validate a JSON body as this model under this API version. Raises Fault.
 
     The models bound the number of faults: a list stops at its first one, an object reports one
@@ -53,6 +53,8 @@ def validate(model: type[Body], body: bytes, *, version: ApiVersion) -> Body:
     try:
         measure(pieces_of(body))
         document = from_json(body)
+    except TooComplex as error:
+        raise Fault(str(error)) from None
     except ValueError as error:
         raise Fault(f"Invalid JSON: {error}") from None
     if not isinstance(document, dict):
@@ -62,7 +64,7 @@ def validate(model: type[Body], body: bytes, *, version: ApiVersion) -> Body:
     try:
         rest = _validate_rest(model, to_json(document, inf_nan_mode="constants"), context)
     except Fault as error:
-        if error.location[:1] == ("model",):  # it stands before the conversation
+        if error.location[:1] in (("model",), ("messages",)):  # they stand before the rest
             raise
         fault = error
     validated = _validate_conversation(conversation, context)
@@ -83,7 +85,7 @@ def _take_conversation(document: dict[str, Any]) -> dict[str, Any]:
     return conversation
 
 
-def _validate_rest(model: type[Body], body: bytes, context: Context) -> Body:
+def _validate_rest(model: type[Body], body: bytes | bytearray, context: Context) -> Body:
     try:
         return model.model_validate_json(body, strict=True, context=dict(context))
     except ValidationError as error:

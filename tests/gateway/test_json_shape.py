@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gateway.wire.json_shape import (
     MAX_DEPTH,
+    MAX_TEXT_BYTES,
     MAX_VALUES,
     PIECE_BYTES,
-    JsonShape,
     TooComplex,
     measure,
     pieces_of,
@@ -43,7 +43,7 @@ def test_the_shape_is_the_documents_however_it_was_cut(
 
     found = measure(body[i : i + size] for i in range(0, len(body), size))
 
-    assert found == JsonShape(*shape_of(document))
+    assert (found.num_values, found.depth) == shape_of(document)
 
 
 def test_depth_and_values_at_their_limits_are_accepted_and_one_more_is_not() -> None:
@@ -56,6 +56,20 @@ def test_depth_and_values_at_their_limits_are_accepted_and_one_more_is_not() -> 
         measure([deep + b"["])
     with pytest.raises(TooComplex, match="100000 values"):
         measure([long + b","])
+
+
+@pytest.mark.parametrize(
+    "character", [b"a", b"\\n", b'\\"', b"\\\\"], ids=["plain", "n", "quote", "slash"]
+)
+def test_text_is_counted_as_it_was_sent(character: bytes) -> None:
+    text = b'{"a":"' + character * 50_000 + b'"}'
+
+    assert measure(pieces_of(text)).text_bytes == len(text) - len(b"{:}")
+
+
+def test_text_has_a_limit() -> None:
+    with pytest.raises(TooComplex, match=r"^prompt is too long: more than 12000000 bytes of text"):
+        measure([b'"', b"a" * MAX_TEXT_BYTES])
 
 
 def test_depth_is_the_deepest_not_the_last() -> None:

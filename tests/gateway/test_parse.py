@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import InvalidRequest
-from gateway.prompts.conversation import Block
+from gateway.prompts.conversation import Block, read_blocks
 from gateway.prompts.model_catalog import Catalog
 from gateway.prompts.parse import parse_prompt
 from gateway.prompts.rendered_prompt import RenderedPrompt
@@ -26,4 +26,4 @@ def test_blocks_that_cannot_fit_are_counted_and_never_tokenised() -> None:
     request = read(model=model.id, messages=[turn("user", *[text("x")] * 100)])
 
     with pytest.raises(InvalidRequest, match="prompt is too long: 100 tokens > 99 maximum"):
-        parse_prompt(request, catalog=Catalog([model]))
+        parse_prompt(request, read_blocks(request), catalog=Catalog([model]))

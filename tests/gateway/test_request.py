@@ -172,5 +172,5 @@ def test_a_body_full_of_faults_makes_only_a_few_errors(body: bytes) -> None:
 
 
 def test_system_blocks_are_bounded_though_they_may_be_empty() -> None:
-    with pytest.raises(InvalidRequest, match="more than 20000 content blocks"):
+    with pytest.raises(InvalidRequest, match="more than 10000 content blocks"):
         read(system=[text("")] * MAX_BLOCKS)

@@ -86,4 +86,4 @@ def test_blocks_are_bounded_over_all_messages_and_system() -> None:
     assert isinstance(by_pieces(json.dumps(sound).encode()), MessagesRequest)
 
     excess = sound | {"messages": [*sound["messages"], {"role": "user", "content": "b"}]}
-    assert "20000 content blocks" in str(by_pieces(json.dumps(excess).encode()))
+    assert "10000 content blocks" in str(by_pieces(json.dumps(excess).encode()))
