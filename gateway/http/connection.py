@@ -3,19 +3,20 @@
 The application sees complete request heads only. Before that the client has no key, so it gets
 little memory and little time.
 
-| state                                         | ends after |
-|-----------------------------------------------|------------|
-| a head is awaited or arrives                  | HEAD_SECONDS, with 408 |
-| idle between two requests                     | `http_server.IDLE_SECONDS` |
-| a body arrives                                | `bodies.BODY_WAIT_SECONDS`, with 408 |
-| a response is made and sent                   | the waits of the route; `event_stream.STALLED_CLIENT_SECONDS` |
-| the response is complete, its body still comes | `closing.LINGER_SECONDS` |
-| closing, with unsent bytes                    | `closing.FLUSH_SECONDS` without progress |
-"""  # noqa: E501 - a table
+| state                                   | ends after |
+|-----------------------------------------|------------|
+| a head is awaited or arrives            | `HEAD_SECONDS`, with 408 |
+| idle between two requests               | `http_server.IDLE_SECONDS` |
+| a body arrives                          | `bodies.BODY_WAIT_SECONDS`, with 408 |
+| a response is made                      | the waits of its route |
+| a stream is sent, nothing is read of it | `event_stream.STALLED_CLIENT_SECONDS` |
+| the response is sent, a body still comes | `closing.LINGER_SECONDS` |
+| closing, nothing is read of the rest    | `closing.FLUSH_SECONDS` |
+"""
 
 import asyncio
 import logging
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import httptools
 from fastapi import FastAPI
@@ -28,16 +29,15 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from gateway.dependencies import Dependencies
-from gateway.errors import GatewayError, InvalidRequest, RequestTimeout, RequestTooLarge
+from gateway.errors import GatewayError, InvalidRequest, RequestTimeout
 from gateway.http.addresses import network_of
 from gateway.http.closing import ClosingTransport
 from gateway.http.connection_counts import ConnectionCounts
 from gateway.http.error_responses import error_response
+from gateway.http.read_limits import MAX_HEAD_BYTES, ReadLimits
 
 log = logging.getLogger(__name__)
 
-MAX_HEAD_BYTES = 64 << 10  # the SDK sends one kilobyte; proxies stop at 8 to 32
-MAX_HEADERS = 100  # the SDK sends 20; Apache's limit
 MAX_PIPELINED = 16  # requests that wait behind the running one; no SDK sends any
 HEAD_SECONDS = 30.0  # from the connection, or a head's first byte, to its last
 FIRST_PROBE_SECONDS = 0.02  # then twice as long, and so on: a gone client resets in a round trip
@@ -57,17 +57,10 @@ class HttpConnection(HttpToolsProtocol):
 
     network = ""
     _is_admitted = False
-    _awaits_head = True  # or reads one; else a body
     _has_begun_head = False
-    _num_heads = 0
-    _raw_head_bytes = 0  # since the head was awaited, as they came
-    _head_bytes = 0  # of the head's names and values so far; pipelined heads have this measure only
-    _trailer_bytes = 0
-    _bare_bytes = 0  # since the last bytes of a body: chunk lines, trailers
     _bytes_ahead = 0  # read while a complete request is being answered
     _is_deaf = False  # what comes now is dropped
     _is_half_closed = False
-    _refusal: GatewayError | None = None  # set in a parser's callback, which must not close
     _head_timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None  # the request that the application has
     _is_event_stream = False  # the running request's response
@@ -76,6 +69,7 @@ class HttpConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, counts: ConnectionCounts, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._counts = counts
+        self._limits = ReadLimits()
 
     # What happens to the connection
 
@@ -119,8 +113,13 @@ class HttpConnection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             # The parser cannot go on behind an upgrade that we do not make.
             self._stop_listening()
-        except httptools.HttpParserError:
-            self._refuse(self._refusal or InvalidRequest("Invalid HTTP request received."))
+        except httptools.HttpParserError as error:
+            raised = error.__context__  # by one of our callbacks
+            if not isinstance(raised, GatewayError):
+                raised = InvalidRequest("Invalid HTTP request received.")
+            self._refuse(raised)
+        except GatewayError as error:
+            self._refuse(error)
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -156,46 +155,42 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_begin()
         self._await_head()
         self._has_begun_head = True
-        self._head_bytes = self._trailer_bytes = 0
+        self._limits.begin_head()
 
     @override
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
-        self._count_head(len(url))
+        self._limits.add_to_head(len(url))
 
     @override
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._awaits_head:  # a trailer: counted, and dropped
-            self._trailer_bytes += len(name) + len(value)
-            if self._trailer_bytes > MAX_HEAD_BYTES:
-                self._fail(_too_large("Trailers"))
+        num_bytes = len(name) + len(value) + len(b": \r\n")
+        if not self._limits.awaits_head:
+            self._limits.add_trailer(num_bytes)  # and dropped: nothing reads one
             return
-        if len(self.headers) == MAX_HEADERS:
-            self._fail(RequestTooLarge(f"Request head has more than {MAX_HEADERS} header fields"))
+        self._limits.add_header(num_bytes)
         super().on_header(name, value)
-        self._count_head(len(name) + len(value) + len(b": \r\n"))
 
     @override
     def on_headers_complete(self) -> None:
         self._require_host()
         if len(self.pipeline) == MAX_PIPELINED:
-            self._fail(InvalidRequest(f"More than {MAX_PIPELINED} requests sent ahead"))
+            raise InvalidRequest(f"More than {MAX_PIPELINED} requests sent ahead")
         self._stop_head_timer()
-        self._awaits_head = self._has_begun_head = False
-        self._num_heads += 1
-        self._raw_head_bytes = self._bare_bytes = 0
+        self._has_begun_head = False
+        self._limits.end_head()
         super().on_headers_complete()
         self._keep_reading()
 
     @override
     def on_body(self, body: bytes) -> None:
-        self._bare_bytes = 0
+        self._limits.add_body()
         super().on_body(body)
         self._keep_reading()
 
     @override
     def on_message_complete(self) -> None:
-        self._awaits_head = True
+        self._limits.end_message()
         super().on_message_complete()
 
     @override
@@ -209,37 +204,18 @@ class HttpConnection(HttpToolsProtocol):
             self._unset_keepalive_if_required()  # its own timer runs
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser; never more of one head than a head may have."""
         offset = 0
         while offset < len(data) and not self._closing.is_closing():
-            size = MAX_HEAD_BYTES - self._raw_head_bytes if self._awaits_head else len(data)
-            piece = data[offset : offset + size]
-            offset += len(piece)
-            before = (self._awaits_head, self._num_heads)
-            self._bare_bytes += len(piece)
-            self.parser.feed_data(piece)
-            if not self._awaits_head and self._bare_bytes > MAX_HEAD_BYTES:
-                self._refuse(_too_large("What surrounds the body's chunks"))
-            if before == (True, self._num_heads):  # all of it belongs to one head
-                self._raw_head_bytes += len(piece)
-                if self._raw_head_bytes == MAX_HEAD_BYTES:
-                    self._refuse(_too_large("Request head"))
-
-    def _count_head(self, num_bytes: int) -> None:
-        self._head_bytes += num_bytes
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._fail(_too_large("Request head"))
+            num_bytes = self._limits.begin_piece(len(data) - offset)
+            self.parser.feed_data(data[offset : offset + num_bytes])
+            self._limits.end_piece(num_bytes)
+            offset += num_bytes
 
     def _require_host(self) -> None:
         """Require the Host header as RFC 9112, 3.2 does: one, or none in HTTP/1.0."""
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
-            self._fail(InvalidRequest("exactly one is required", path="host"))
-
-    def _fail(self, error: GatewayError) -> NoReturn:
-        """Refuse from inside a callback: its exception ends the parser's work."""
-        self._refusal = error
-        raise error
+            raise InvalidRequest("exactly one is required", path="host")
 
     # What becomes of a request
 
@@ -368,7 +344,3 @@ def _is_event_stream(start: Message) -> bool:
         name == b"content-type" and value.startswith(b"text/event-stream")
         for name, value in start["headers"]
     )
-
-
-def _too_large(what: str) -> RequestTooLarge:
-    return RequestTooLarge(f"{what} exceeds the maximum size: {MAX_HEAD_BYTES} bytes")

@@ -11,8 +11,9 @@ import pytest
 
 from gateway.app import create_app
 from gateway.http import closing, connection, http_server
-from gateway.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
+from gateway.http.connection import MAX_PIPELINED
 from gateway.http.http_server import listening, serve
+from gateway.http.read_limits import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.gateway.front import KEY, front
 
 POST = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"

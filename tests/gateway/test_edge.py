@@ -13,6 +13,7 @@ from starlette.types import Message
 
 from gateway.errors import ResponseBrokenOff
 from gateway.http.bodies import read_bytes
+from gateway.http.body_bytes import BodyBytes
 from gateway.http.edge import Edge
 from gateway.ids import id_maker
 from gateway.metrics import Metrics
@@ -80,7 +81,8 @@ async def test_an_error_in_the_middle_of_a_response_breaks_it_off() -> None:
 
 async def test_a_client_that_goes_away_while_it_sends_is_counted_as_gone() -> None:
     async def endpoint(request: Request) -> PlainTextResponse:
-        return PlainTextResponse(await read_bytes(request))
+        with BodyBytes().body("org") as in_flight:
+            return PlainTextResponse(bytes(await read_bytes(request, in_flight)))
 
     async def receive() -> Message:
         return {"type": "http.disconnect"}

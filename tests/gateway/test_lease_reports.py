@@ -11,6 +11,7 @@ from billing.lease_costs import pin_costs
 from billing.price_cards import PriceCard, publish
 from billing.verification import verify
 from engine.client import GenerateRequest
+from gateway.prompts.conversation import read_blocks
 from gateway.prompts.parse import parse_prompt
 from gateway.requests.hold import HeldOrder, hold_order
 from gateway.requests.order import place_order
@@ -85,7 +86,7 @@ async def test_leases_of_one_hour_entries_persist_and_others_do_not(tmp_path: Pa
 async def generate_request(gateway: Front) -> GenerateRequest:
     """What the engine would be asked for BODY."""
     wire = MessagesRequest.model_validate({"model": "wt", "max_tokens": 5, **BODY})
-    prompt = await parse_prompt(wire, catalog=gateway.deps.catalog)
+    prompt = parse_prompt(wire, read_blocks(wire), catalog=gateway.deps.catalog)
     engine_info = gateway.engine.info
     assert engine_info is not None
 
