@@ -32,10 +32,10 @@ from gateway.background.ownership import register_gateway
 from gateway.clock import now_ms
 from gateway.dependencies import Dependencies
 from gateway.http.http_server import listening, serve
+from gateway.http.json_shape import MAX_TEXT_BYTES
 from gateway.ids import id_maker
 from gateway.prompts.model_catalog import Catalog, read_model
 from gateway.settings import Settings
-from gateway.wire.json_shape import MAX_TEXT_BYTES
 
 KEY = "kv-bench"
 HEADERS = {"x-api-key": KEY, "anthropic-version": "2023-06-01"}

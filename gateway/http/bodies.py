@@ -1,18 +1,13 @@
-"""Request bodies: read within a size and a time limit, then validated as a wire model."""
+"""Request bodies: read within a limit of size, of time, and of what all bodies take in memory."""
 
 import asyncio
 import contextlib
 from functools import partial
-from typing import TypeVar
 
 from fastapi import Request
 
 from gateway.errors import InvalidRequest, Overloaded, RequestTimeout, RequestTooLarge
 from gateway.http.body_bytes import TOO_MANY, BodyInFlight
-from gateway.wire.request import ApiVersion, PromptRequest
-from gateway.wire.validation import Fault, validate
-
-Body = TypeVar("Body", bound=PromptRequest)
 
 MAX_BODY_BYTES = 32_000_000  # the API's own limit for messages
 BODY_WAIT_SECONDS = 300  # 32 MB over a slow line; a client that sends nothing must not stay
@@ -47,17 +42,6 @@ async def read_bytes(
     finally:
         in_flight.on_evicted = None
     return body
-
-
-def read_body(model: type[Body], body: bytes | bytearray, *, version: ApiVersion) -> Body:
-    """Validate a JSON body as this model under this API version; long bodies take a second.
-
-    Raises InvalidRequest that names the first fault as `<path>: <what is wrong>`.
-    """
-    try:
-        return validate(model, body, version=version)
-    except Fault as fault:
-        raise InvalidRequest(str(fault), path=".".join(map(str, fault.location)) or None) from None
 
 
 def _end_now(limit: asyncio.Timeout) -> None:

@@ -17,7 +17,7 @@ class FailedKeys:
     """Wrong keys by client network, and the keys that have worked.
 
     Past the allowed failures a key is not looked up, unless it has worked before: its owner, who
-    may share the address with whoever guesses, is still served.
+    may share the address with the client that guesses, is still served.
     """
 
     def __init__(self) -> None:

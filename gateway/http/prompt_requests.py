@@ -7,8 +7,9 @@ from fastapi import Request
 
 from billing.customers import Caller
 from gateway.http.auth import dependencies_of
-from gateway.http.bodies import read_body, read_bytes
+from gateway.http.bodies import read_bytes
 from gateway.http.body_bytes import BodyBytes
+from gateway.http.validation import read_body
 from gateway.prompts.conversation import read_blocks
 from gateway.prompts.parse import ParsedPrompt, parse_prompt
 from gateway.prompts.uncollected import uncollected

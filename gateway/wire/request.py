@@ -219,7 +219,7 @@ class PromptRequest(Strict):
     speed: Literal["standard"] | None = None
 
     def without_conversation(self) -> Self:
-        """The other fields, for whoever has read the blocks: they may be most of the memory."""
+        """Return the other fields: the blocks, once read, may be most of the memory."""
         return self.model_copy(update={"messages": (), "system": None})
 
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from gateway.http.bodies import read_body
+from gateway.http.validation import read_body
 from gateway.wire.request import ApiVersion, MessagesRequest
 
 EPHEMERAL = {"type": "ephemeral"}

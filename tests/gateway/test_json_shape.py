@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wire.json_shape import (
+from gateway.errors import InvalidRequest
+from gateway.http.json_shape import (
     MAX_DEPTH,
     MAX_TEXT_BYTES,
     MAX_VALUES,
     PIECE_BYTES,
-    TooComplex,
     measure,
     pieces_of,
 )
@@ -52,9 +52,9 @@ def test_depth_and_values_at_their_limits_are_accepted_and_one_more_is_not() -> 
 
     assert measure([deep]).depth == MAX_DEPTH
     assert measure([long]).num_values == MAX_VALUES
-    with pytest.raises(TooComplex, match="64 levels"):
+    with pytest.raises(InvalidRequest, match="64 levels"):
         measure([deep + b"["])
-    with pytest.raises(TooComplex, match="100000 values"):
+    with pytest.raises(InvalidRequest, match="100000 values"):
         measure([long + b","])
 
 
@@ -68,12 +68,14 @@ def test_text_is_counted_as_it_was_sent(character: bytes) -> None:
 
 
 def test_text_has_a_limit() -> None:
-    with pytest.raises(TooComplex, match=r"^prompt is too long: more than 12000000 bytes of text"):
+    with pytest.raises(
+        InvalidRequest, match=r"^prompt is too long: more than 12000000 bytes of text"
+    ):
         measure([b'"', b"a" * MAX_TEXT_BYTES])
 
 
 def test_depth_is_the_deepest_not_the_last() -> None:
-    with pytest.raises(TooComplex, match="levels"):
+    with pytest.raises(InvalidRequest, match="levels"):
         measure([b"[" * 40, b"[" * 25 + b"]" * 65])
 
 
@@ -90,7 +92,7 @@ def test_a_body_past_a_limit_is_read_no_further(unit: bytes) -> None:
             read.append(PIECE_BYTES)
             yield (unit * (PIECE_BYTES // len(unit) + 1))[:PIECE_BYTES]
 
-    with pytest.raises(TooComplex):
+    with pytest.raises(InvalidRequest):
         measure(endless())
 
     assert sum(read) <= MAX_VALUES * len(unit) + 2 * PIECE_BYTES

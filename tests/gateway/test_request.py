@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.errors import InvalidRequest
-from gateway.http.bodies import read_body
+from gateway.http.validation import read_body
 from gateway.wire.request import MAX_BLOCKS, MessagesRequest
 from tests.gateway.bodies import EPHEMERAL, body, read, text, turn
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
+from gateway.errors import InvalidRequest
+
 MAX_DEPTH = 64  # a conversation needs 7; a tool's JSON Schema adds 2 a level
 MAX_VALUES = 100_000  # an agent's long session has 20,000: 2,000 messages, 100 tools
 # In strings, escaped as they came: two million tokens, more than any model reads. Parsing takes up
@@ -20,10 +22,6 @@ PIECE_BYTES = 64 << 10
 _BRACKETS = b"[]{}"
 _NO_STRUCTURE = bytes(set(range(256)) - set(_BRACKETS + b","))
 _STEP = bytes.maketrans(_BRACKETS, b"\x02\x00\x02\x00")  # one more than what it adds to the depth
-
-
-class TooComplex(ValueError):
-    """A body that holds more than is accepted; the message says of what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ def measure(pieces: Iterable[bytes]) -> JsonShape:
     """Return the shape of the JSON document that the pieces make; stop at the first excess.
 
     Of what is no JSON, the part up to its first error is measured right, which is all of it that a
-    parser can make objects of. Raises TooComplex.
+    parser can make objects of. Raises InvalidRequest.
     """
     num_values = depth = deepest = text_bytes = 0
     for structure, num_text_bytes in _structure(pieces):
@@ -56,15 +54,15 @@ def measure(pieces: Iterable[bytes]) -> JsonShape:
         num_opened = structure.count(b"[") + structure.count(b"{")
         num_values += num_opened + structure.count(b",")
         if num_values > MAX_VALUES:
-            raise TooComplex(f"Invalid JSON: more than {MAX_VALUES} values")
+            raise InvalidRequest(f"Invalid JSON: more than {MAX_VALUES} values")
         brackets = structure.translate(_STEP, b",")
         if deepest < depth + num_opened:
             deepest = max(deepest, depth + max(accumulate(brackets, _next_depth, initial=0)))
         depth += 2 * num_opened - len(brackets)
         if deepest > MAX_DEPTH:
-            raise TooComplex(f"Invalid JSON: more than {MAX_DEPTH} levels deep")
+            raise InvalidRequest(f"Invalid JSON: more than {MAX_DEPTH} levels deep")
         if text_bytes > MAX_TEXT_BYTES:
-            raise TooComplex(f"prompt is too long: more than {MAX_TEXT_BYTES} bytes of text")
+            raise InvalidRequest(f"prompt is too long: more than {MAX_TEXT_BYTES} bytes of text")
     return JsonShape(num_values, deepest, text_bytes)
 
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from gateway.wire.json_shape import TooComplex, measure, pieces_of
+from gateway.errors import InvalidRequest
+from gateway.http.json_shape import measure, pieces_of
 from gateway.wire.request import (
     MAX_BLOCKS,
     UNKNOWN_FIELD,
@@ -35,43 +36,34 @@ _CONTENT = TypeAdapter[tuple[ContentBlock, ...]](Content)
 _SYSTEM = TypeAdapter[tuple[TextBlock, ...]](TextBlocks)
 
 
-class Fault(ValueError):
-    """The first fault of a body: what is wrong, and where."""
+def read_body(model: type[Body], body: bytes | bytearray, *, version: ApiVersion) -> Body:
+    """Validate a JSON body as this model under this API version; a long one takes half a second.
 
-    def __init__(self, message: str, location: Location = ()) -> None:
-        super().__init__(message)
-        self.location = location
-
-
-def validate(model: type[Body], body: bytes | bytearray, *, version: ApiVersion) -> Body:
-    """Validate a JSON body as this model under this API version. Raises Fault.
+    Raises InvalidRequest that names the first fault as `<path>: <what is wrong>`.
 
     The models bound the number of faults: a list stops at its first one, an object reports one
     unknown field. Otherwise a body with a fault every few bytes would fill the memory.
     """
     context = {"version": version}
+    measure(pieces_of(body))
     try:
-        measure(pieces_of(body))
         document = from_json(body)
-    except TooComplex as error:
-        raise Fault(str(error)) from None
     except ValueError as error:
-        raise Fault(f"Invalid JSON: {error}") from None
-    if not isinstance(document, dict):
-        return _validate_rest(model, body, context)
-    conversation = _take_conversation(document)
-    rest, fault = None, None
-    try:
-        rest = _validate_rest(model, to_json(document, inf_nan_mode="constants"), context)
-    except Fault as error:
-        if error.location[:1] in (("model",), ("messages",)):  # they stand before the rest
-            raise
-        fault = error
+        raise InvalidRequest(f"Invalid JSON: {error}") from None
+    conversation = _take_conversation(document) if isinstance(document, dict) else {}
+    rest, fault = _validate_rest(model, document, context)
+    if fault is not None and _stands_first(fault):
+        raise fault
     validated = _validate_conversation(conversation, context)
     if rest is None:
-        assert fault is not None, "either a rest or its fault"
+        assert fault is not None, "there is a rest or its fault"
         raise fault
     return rest.model_copy(update=validated)
+
+
+def _stands_first(fault: InvalidRequest) -> bool:
+    """Whether this fault of the other fields stands before the conversation's."""
+    return str(fault).startswith(("model", "messages"))
 
 
 def _take_conversation(document: dict[str, Any]) -> dict[str, Any]:
@@ -85,11 +77,18 @@ def _take_conversation(document: dict[str, Any]) -> dict[str, Any]:
     return conversation
 
 
-def _validate_rest(model: type[Body], body: bytes | bytearray, context: Context) -> Body:
+def _validate_rest(
+    model: type[Body], rest: Any, context: Context
+) -> tuple[Body | None, InvalidRequest | None]:
+    """Return the other fields validated, or their first fault.
+
+    As JSON again: strictness is another one for Python's types.
+    """
+    sent = to_json(rest, inf_nan_mode="constants")
     try:
-        return model.model_validate_json(body, strict=True, context=dict(context))
+        return model.model_validate_json(sent, strict=True, context=dict(context)), None
     except ValidationError as error:
-        raise _first_fault(error) from None
+        return None, _first_fault(error)
 
 
 def _validate_conversation(conversation: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def _validate_conversation(conversation: dict[str, Any], context: Context) -> di
     if isinstance(system, str):
         system = [{"type": "text", "text": system}]
     if len(system) + sum(map(_num_blocks, messages)) > MAX_BLOCKS:
-        raise Fault(f"more than {MAX_BLOCKS} content blocks in `system` and `messages`")
+        raise InvalidRequest(f"more than {MAX_BLOCKS} content blocks in `system` and `messages`")
     validated: dict[str, Any] = {}
     if "messages" in conversation:
         validated["messages"] = tuple(
@@ -117,7 +116,7 @@ def _num_blocks(message: object) -> int:
 
 def _message(sent: Any, context: Context, *, at: Location) -> InputMessage:
     if not isinstance(sent, dict):
-        raise Fault("Input should be an object", at)
+        raise InvalidRequest("Input should be an object", path=_dotted(at))
     content = sent.get("content")
     if not isinstance(content, list) or len(content) <= BLOCKS_AT_ONCE:
         return _validate(_MESSAGE, sent, context, at=at)
@@ -153,10 +152,15 @@ def _validate(
         raise _first_fault(error, at=at, offset=offset) from None
 
 
-def _first_fault(error: ValidationError, *, at: Location = (), offset: int = 0) -> Fault:
+def _first_fault(error: ValidationError, *, at: Location = (), offset: int = 0) -> InvalidRequest:
     fault = error.errors(include_url=False, include_input=False)[0]
     loc: Location = fault["loc"]
     if offset and loc and isinstance(loc[0], int):
         loc = (loc[0] + offset, *loc[1:])
     unknown = fault.get("ctx", {}).get(UNKNOWN_FIELD)
-    return Fault(fault["msg"], (*at, *loc) if unknown is None else (*at, *loc, unknown))
+    found = (*at, *loc) if unknown is None else (*at, *loc, unknown)
+    return InvalidRequest(fault["msg"], path=_dotted(found) or None)
+
+
+def _dotted(location: Location) -> str:
+    return ".".join(map(str, location))
