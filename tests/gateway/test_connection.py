@@ -3,18 +3,20 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
+from billing.customers import create_key, create_organization
 from gateway.app import create_app
 from gateway.http import closing, connection, http_server
 from gateway.http.connection import MAX_PIPELINED
 from gateway.http.http_server import listening, serve
 from gateway.http.read_limits import MAX_HEAD_BYTES, MAX_HEADERS
-from tests.gateway.front import KEY, front
+from tests.gateway.front import KEY, NOW_MS, front
 
 POST = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"
 KEY_HEADERS = b"x-api-key: %b\r\nanthropic-version: 2023-06-01\r\n" % KEY.encode()
@@ -44,11 +46,15 @@ class Line:
 
 
 @asynccontextmanager
-async def served(folder: Path, *, addresses: int = 100) -> AsyncIterator[Line]:
+async def served(
+    folder: Path, *, addresses: int = 100, found: Callable[[Connection], None] | None = None
+) -> AsyncIterator[Line]:
     async def drain() -> None:
         pass
 
     async with front(folder) as gateway:
+        if found is not None:
+            gateway.deps.database.write_now(found)
         stop = asyncio.Event()
         with listening("127.0.0.1", 0) as listener:
             app = create_app(gateway.deps)
@@ -176,6 +182,34 @@ async def test_an_early_refusal_closes(tmp_path: Path) -> None:
         answer = await line.ask(POST + b"content-length: 1000000000\r\n\r\n")
 
     assert_refused(*answer, 401, "authentication_error")
+
+
+async def test_a_body_that_says_it_is_too_long_is_refused_unread(tmp_path: Path) -> None:
+    async with served(tmp_path) as line:
+        answer = await line.ask(POST + KEY_HEADERS + b"content-length: 32000001\r\n\r\n")
+
+    assert_refused(*answer, 413, "request_too_large")
+
+
+async def test_a_customer_without_balance_is_refused_before_its_body_comes(tmp_path: Path) -> None:
+    def found(conn: Connection) -> None:
+        create_organization(conn, id="org_poor", name="Poor", mode="prepaid", now_ms=NOW_MS)
+        create_key(
+            conn,
+            id="key_poor",
+            secret="kv-poor",
+            organization_id="org_poor",
+            name="poor",
+            kind="customer",
+            now_ms=NOW_MS,
+        )
+
+    async with served(tmp_path, found=found) as line:
+        answer = await line.ask(
+            POST + KEY_HEADERS.replace(KEY.encode(), b"kv-poor") + b"content-length: 100\r\n\r\n"
+        )
+
+    assert_refused(*answer, 402, "billing_error")
 
 
 async def test_what_comes_after_an_early_refusal_is_dropped_for_a_while(
