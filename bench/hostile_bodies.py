@@ -72,6 +72,7 @@ def accepted_bodies(size: int) -> Sizes:
     size = min(size, MAX_TEXT_BYTES - 1_000)
     return {
         "10,000 messages": whole % b",".join([b'{"role":"user","content":"a"}'] * 10_000),
+        "one text of digits": text % (b"7" * min(size, 600_000)),
         "one text": text % (b"word " * (size // 5)),
         "one text of escapes": text % (b"\\n" * (size // 2)),
         "one text of emoji": text % ("\U0001f600".encode() * (size // 4)),

@@ -10,6 +10,9 @@ from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.prompts.rendered_prompt import RenderedPrompt
 from gateway.wire.request import PromptRequest
 
+USUAL_CHARACTERS_PER_TOKEN = 4  # so most prompts that fit are tokenised once
+PIECE_CHARACTERS = 16 << 10  # some 6 MB while it is tokenised
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
@@ -30,6 +33,7 @@ def parse_prompt(
     model = catalog.find(request.model)
     markers = read_markers(blocks, automatic=request.cache_control)
     _require_fit(model, num_tokens=_fewest_tokens(model, blocks))
+    _require_fit_by_pieces(model, blocks)
     rendered = model.chat_template.render(blocks)
     _require_fit(model, num_tokens=rendered.num_tokens)
     breakpoints = effective_breakpoints(markers, rendered, min_tokens=model.min_cache_tokens)
@@ -37,12 +41,31 @@ def parse_prompt(
 
 
 def _fewest_tokens(model: ServedModel, blocks: Sequence[Block]) -> int:
-    """Return a cheap lower bound: tokenising takes 100 bytes of memory for each byte of text.
+    """Return a cheap lower bound.
 
     A block ends where a token ends, so each is rounded up: many short blocks are many tokens.
     """
     longest = model.tokenizer.longest_token_bytes
     return sum(-(-len(block.text.encode()) // longest) for block in blocks)
+
+
+def _require_fit_by_pieces(model: ServedModel, blocks: Sequence[Block]) -> None:
+    """Refuse a long text that is far too many tokens before all of it is tokenised.
+
+    Tokenising takes 400 bytes of memory a token, and a token may be one byte. So a text that could
+    be many times the window is counted in pieces first. A cut between two pieces adds a few tokens,
+    far fewer than as many again.
+    """
+    num_characters = sum(len(block.text) for block in blocks)
+    if num_characters <= USUAL_CHARACTERS_PER_TOKEN * model.context_window_tokens:
+        return
+    num_tokens = 0
+    for block in blocks:
+        for start in range(0, len(block.text), PIECE_CHARACTERS):
+            piece = block.text[start : start + PIECE_CHARACTERS]
+            num_tokens += len(model.tokenizer.encode(piece))
+            if num_tokens > 2 * model.context_window_tokens:
+                _require_fit(model, num_tokens=num_tokens)
 
 
 def _require_fit(model: ServedModel, *, num_tokens: int) -> None:

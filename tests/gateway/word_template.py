@@ -28,6 +28,9 @@ class WordTokenizer:
 
     longest_token_bytes = 1_000_000
 
+    def encode(self, text: str) -> list[int]:
+        return [word_id(word) for word in text.split()]
+
     def detokenizer(self) -> "WordTokenizer":
         return self
 

@@ -25,6 +25,9 @@ class Words:
         with self._lock:
             return [self._id(word) for word in text.split()]
 
+    def encode(self, text: str) -> list[int]:
+        return self.ids(text)
+
     def render(self, blocks: Sequence[Block]) -> RenderedPrompt:
         tokens: list[int] = []
         ends = []
