@@ -1,4 +1,4 @@
-"""Block tables: which blocks a sequence reuses, allocates and publishes, and its leases.
+"""Block tables: which blocks a sequence reuses, allocates and adds to the prefix index.
 
 match, fit, restore       what a sequence could reuse, and whether it fits now
 attach, load, admit       its blocks allocated, its breakpoints granted, its record frozen

@@ -1,4 +1,4 @@
-"""The scheduler: which sequences compute how many tokens in the next step.
+"""The scheduler: which sequences compute how many tokens next, and which one is preempted.
 
 Prefill and decode share each step: one token budget goes first to sequences that decode, then to
 prompts, in the turns of their namespaces, running prompts before waiting ones. Two rules keep it
