@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from billing.errors import DatabaseUnreachable, DatabaseUrlError
+from billing.errors import DatabaseUnreachable, DatabaseUrlError, WriteGivenUp
 from billing.manifest import require_manifest
 from billing.schema import one_migrator, require_head, upgrade
 from billing.writer import Writer
@@ -23,13 +23,29 @@ T = TypeVar("T")
 Operation = Callable[[Connection], T]
 
 READERS_MAX = 4  # reports and look-ups at once; each is short
-# The key is an arbitrary constant. A writer that stalls inside its transaction loses it, and so the
-# lock.
-TAKE_WRITE_LOCK = (
-    "SELECT set_config('idle_in_transaction_session_timeout', '10s', true),"
-    " pg_advisory_xact_lock(5201309)"
-)
-BUSY_TIMEOUT_MS = 10_000  # another process holds SQLite's write lock for one commit, not for long
+
+# How long a transaction waits for another process's lock, which is held for one commit. The writer
+# then tries again; a caller that cannot wait gives its write up.
+LOCK_WAIT_MS = 10_000
+
+# PostgreSQL only. A writer that stalls inside its transaction loses it, and so the lock.
+WRITER_TIMEOUTS = {
+    "lock_timeout": LOCK_WAIT_MS,
+    "statement_timeout": 15_000,
+    "idle_in_transaction_session_timeout": 10_000,
+}
+TAKE_WRITE_LOCK = "pg_advisory_xact_lock(5201309)"  # the key is an arbitrary constant
+
+# A PostgreSQL server that can no longer be reached is noticed within about ten seconds, whether we
+# connect, send, or wait for it. The URL may say otherwise.
+CONNECTION_TIMEOUTS = {
+    "connect_timeout": 5,  # seconds
+    "tcp_user_timeout": 10_000,  # milliseconds
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
 
 
 class Database:
@@ -45,12 +61,27 @@ class Database:
         self._writer = Writer(writing_engine(parsed))
         self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="billing-reader")
 
-    async def write(self, operation: Operation[T]) -> T:
+    async def write(
+        self, operation: Operation[T], *, begin_within_seconds: float | None = None
+    ) -> T:
         """Run an operation in the next group commit; its error fails this caller only.
 
-        If the caller is cancelled before the operation starts, nothing is written; later, it is.
+        begin_within_seconds  when to give the operation up if it has not begun
+
+        An operation that was given up is never run, now or later, and raises WriteGivenUp. If the
+        caller is cancelled before the operation begins, it is given up as well. One that has begun
+        is waited for; README, "Time limits", has the bounds.
         """
-        return await asyncio.wrap_future(self._writer.submit(operation))
+        job = self._writer.submit(operation)
+        outcome = asyncio.wrap_future(job)
+        try:
+            await asyncio.wait((outcome,), timeout=begin_within_seconds)
+        except asyncio.CancelledError:
+            job.cancel()
+            raise
+        if not outcome.done() and job.cancel():
+            raise WriteGivenUp
+        return await outcome
 
     async def read(self, operation: Operation[T]) -> T:
         """Run a read-only operation on one snapshot."""
@@ -88,7 +119,7 @@ def migrate(url: str) -> None:
     Raises DatabaseUrlError or DatabaseUnreachable.
     """
     parsed = database_url(url)
-    engine = writing_engine(parsed)
+    engine = writing_engine(parsed, is_bounded=False)
     try:
         with one_migrator(str(parsed.database)) if is_sqlite(parsed) else nullcontext():
             _require_reachable(engine)
@@ -121,8 +152,10 @@ def database_url(url: str) -> URL:
             raise DatabaseUrlError(f"only sqlite and postgresql are known, not {other}")
 
 
-def writing_engine(url: URL) -> Engine:
+def writing_engine(url: URL, *, is_bounded: bool = True) -> Engine:
     """Return an engine with one connection, whose transactions exclude other processes' writes.
+
+    `is_bounded` limits lock waits and statements on PostgreSQL; a migration may take longer.
 
     SQLite has one write lock a database. On PostgreSQL an advisory lock does the same: every
     settlement updates the same few revenue rows, so two batches that lock them in different orders
@@ -133,11 +166,18 @@ def writing_engine(url: URL) -> Engine:
         engine = create_engine(url, **pool)
         _tune_sqlite(engine, begin="BEGIN IMMEDIATE", pragmas=("synchronous = FULL",))
         return engine
-    engine = create_engine(url, **pool, pool_pre_ping=True)
+    engine = create_engine(url, **pool, pool_pre_ping=True, connect_args=_timeouts(url))
+
+    bounds = [
+        f"set_config('{name}', '{milliseconds}', true)"
+        for name, milliseconds in WRITER_TIMEOUTS.items()
+        if is_bounded
+    ]
+    beginning = f"SELECT {', '.join([*bounds, TAKE_WRITE_LOCK])}"  # evaluated in this order
 
     @event.listens_for(engine, "begin")
     def on_begin(conn: Connection) -> None:
-        conn.exec_driver_sql(TAKE_WRITE_LOCK)
+        conn.exec_driver_sql(beginning)
 
     return engine
 
@@ -153,9 +193,15 @@ def reading_engine(url: URL) -> Engine:
         url,
         **pool,
         pool_pre_ping=True,
+        connect_args=_timeouts(url),
         isolation_level="REPEATABLE READ",
         execution_options={"postgresql_readonly": True},
     )
+
+
+def _timeouts(url: URL) -> dict[str, int]:
+    """Return the connection time-outs that the URL does not set itself."""
+    return {name: value for name, value in CONNECTION_TIMEOUTS.items() if name not in url.query}
 
 
 def _require_reachable(engine: Engine) -> None:
@@ -180,7 +226,7 @@ def _tune_sqlite(engine: Engine, *, begin: str, pragmas: tuple[str, ...]) -> Non
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # the driver begins nothing by itself
-        always = (f"busy_timeout = {BUSY_TIMEOUT_MS}", "journal_mode = WAL", "foreign_keys = ON")
+        always = (f"busy_timeout = {LOCK_WAIT_MS}", "journal_mode = WAL", "foreign_keys = ON")
         for pragma in (*always, *pragmas):
             connection.execute(f"PRAGMA {pragma}")
 

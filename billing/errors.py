@@ -16,6 +16,7 @@ BillingError
 ├── DatabaseNotMigrated     the schema is missing or older than the code
 ├── SchemaDamaged           triggers or constraints that protect the ledger are missing
 └── WriterUnavailable       the writer is closed, failed, or has too much to do
+    └── WriteGivenUp            the write did not begin in time, and never will
 """
 
 from collections.abc import Sequence
@@ -145,3 +146,10 @@ class SchemaDamaged(BillingError):
 
 class WriterUnavailable(BillingError):
     """The writer is closed, failed, or has too much to do; nothing was written."""
+
+
+class WriteGivenUp(WriterUnavailable):
+    """The write did not begin in time, or was undone; nothing was written, or ever will be."""
+
+    def __init__(self) -> None:
+        super().__init__("The database did not take the write in time")

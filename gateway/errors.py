@@ -97,7 +97,7 @@ class EngineReplaced(Overloaded):
 
 
 class LedgerUnavailable(Overloaded):
-    """The database did not take a write in time; it may or may not have happened."""
+    """The database did not take a write in time."""
 
 
 class TooManyWaiting(Overloaded):
