@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from billing.booking import CLOCK
 from billing.errors import DatabaseUnreachable, DatabaseUrlError, WriteGivenUp
 from billing.manifest import require_manifest
 from billing.schema import one_migrator, require_head, upgrade
@@ -53,12 +54,14 @@ class Database:
 
     A write resolves only after its commit. An operation may run twice (after a conflict with
     another process), so it must depend on its connection only.
+
+    now_ms  the clock that stamps bookings, milliseconds since the epoch
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, now_ms: Callable[[], int]) -> None:
         parsed = database_url(url)
         self._reading = reading_engine(parsed)
-        self._writer = Writer(writing_engine(parsed))
+        self._writer = Writer(writing_engine(parsed).execution_options(**{CLOCK: now_ms}))
         self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="billing-reader")
 
     async def write(

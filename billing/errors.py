@@ -14,7 +14,7 @@ BillingError
 ├── DatabaseUrlError        the database URL is not one that kvmeter can use
 ├── DatabaseUnreachable     the database does not answer, or the file is not one
 ├── DatabaseNotMigrated     the schema is missing or older than the code
-├── SchemaDamaged           triggers or constraints that protect the ledger are missing
+├── SchemaDamaged           triggers or constraints that protect the ledger are missing or changed
 └── WriterUnavailable       the writer is closed, failed, or has too much to do
     └── WriteGivenUp            the write did not begin in time, and never will
 """
@@ -137,11 +137,12 @@ class DatabaseNotMigrated(BillingError):
 
 
 class SchemaDamaged(BillingError):
-    """Triggers, constraints or indexes that the ledger relies on are missing."""
+    """Triggers, constraints or indexes that the ledger relies on are missing or changed."""
 
-    def __init__(self, missing: Sequence[str]) -> None:
-        super().__init__(f"The database schema is damaged, missing: {', '.join(missing)}")
-        self.missing = tuple(missing)
+    def __init__(self, damaged: Sequence[str]) -> None:
+        names = ", ".join(damaged)
+        super().__init__(f"The database schema is damaged, missing or changed: {names}")
+        self.damaged = tuple(damaged)
 
 
 class WriterUnavailable(BillingError):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, bindparam, insert, select, text, update
 
 from billing import accounts as names
+from billing.booking import stamp
 from billing.errors import TransferConflict, UnknownOrganization
 from billing.rating import PricedLine
 from billing.tables import accounts, organizations, transfers
@@ -69,7 +70,10 @@ def post(
     booked_at_ms: int,
     first_seq: int = 1,
 ) -> None:
-    """Write the transfers of one transaction and add them to their accounts' totals."""
+    """Write the transfers of one transaction and add them to their accounts' totals.
+
+    `effective_at_ms` is when it happened, `booked_at_ms` is from `booking.stamp`.
+    """
     if not moved:
         return
     conn.execute(
@@ -149,8 +153,9 @@ def top_up(
     known = select(organizations.c.id).where(organizations.c.id == organization_id)
     if conn.scalar(known) is None:
         raise UnknownOrganization(organization_id)
+    booked_at_ms = stamp(conn, not_before_ms=now_ms)
     paid = Transfer("top_up", names.OPERATOR_FUNDING, account_id, amount_nanos)
-    post(conn, transfer_id, [paid], effective_at_ms=now_ms, booked_at_ms=now_ms)
+    post(conn, transfer_id, [paid], effective_at_ms=now_ms, booked_at_ms=booked_at_ms)
     debt_nanos = balance(conn, names.overdraft(organization_id)).debit_nanos
     if debt_nanos > 0:
         repaid = Transfer(
@@ -159,7 +164,14 @@ def top_up(
             names.overdraft(organization_id),
             min(debt_nanos, balance(conn, account_id).credit_nanos),
         )
-        post(conn, transfer_id, [repaid], effective_at_ms=now_ms, booked_at_ms=now_ms, first_seq=2)
+        post(
+            conn,
+            transfer_id,
+            [repaid],
+            effective_at_ms=now_ms,
+            booked_at_ms=booked_at_ms,
+            first_seq=2,
+        )
     return balance(conn, account_id)
 
 

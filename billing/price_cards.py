@@ -90,17 +90,17 @@ def publish(conn: Connection, cards: Sequence[PriceCard], now_ms: int) -> None:
 
 
 def card_in_force(conn: Connection, model_id: str, at_ms: int) -> PriceCard:
-    """Return the newest version that was effective and published at `at_ms`.
+    """Return the newest published version that is effective at `at_ms`.
 
-    A card that is published after its effective date counts from its publication, so no past price
-    changes. Raises UnknownPrice: a model without a card is refused, never free.
+    A card that is published after its effective date prices the holds that are opened from then on,
+    so no past price changes. When it was published is kept and not compared: the clock may have
+    stepped back since. Raises UnknownPrice: a model without a card is refused, never free.
     """
     card_id = conn.scalar(
         select(price_cards.c.id)
         .where(
             price_cards.c.model_id == model_id,
             price_cards.c.effective_from_ms <= at_ms,
-            price_cards.c.published_at_ms <= at_ms,
         )
         .order_by(price_cards.c.version.desc())
         .limit(1)

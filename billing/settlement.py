@@ -7,6 +7,7 @@ from sqlalchemy import Connection, insert
 
 from billing import accounts as names
 from billing import entries
+from billing.booking import stamp
 from billing.cache_split import cache_split, refused_writes
 from billing.errors import HoldNotFound, InconsistentFacts
 from billing.facts import EngineFacts, is_failure
@@ -78,15 +79,13 @@ def settle(
     stop_reason: str | None,
     error_type: str | None = None,
     first_token_at_ms: int | None = None,
-    booked_at_ms: int | None = None,
     answered: bool = True,
 ) -> Settlement:
     """Charge the true cost of a request, in full even above the balance, and release the rest.
 
     Settling or releasing a closed hold changes nothing and returns the first result.
 
-    booked_at_ms  when a recovered request was settled; by default the end of the request
-    answered      false if the client could no longer be sent the end of its response
+    answered  false if the client could no longer be sent the end of its response
 
     Raises HoldNotFound, or InconsistentFacts, which leaves the hold open for the operator.
     """
@@ -104,9 +103,7 @@ def settle(
         refused=refused_writes(hold, facts.grants),
         engine=facts,
     )
-    booked_at_ms = ended_at_ms if booked_at_ms is None else booked_at_ms
-    due = charge_due(hold, facts, answered=answered)
-    return _close(conn, ending, due, booked_at_ms=booked_at_ms)
+    return _close(conn, ending, charge_due(hold, facts, answered=answered))
 
 
 def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int) -> Settlement:
@@ -120,14 +117,14 @@ def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int)
         release_reason=reason,
         ended_at_ms=ended_at_ms,
     )
-    return _close(conn, ending, None, booked_at_ms=ended_at_ms)
+    return _close(conn, ending, None)
 
 
-def _close(
-    conn: Connection, ending: RequestRecord, due: Charge | None, *, booked_at_ms: int
-) -> Settlement:
+def _close(conn: Connection, ending: RequestRecord, due: Charge | None) -> Settlement:
     """Write the end of a request: its record, transfers, outbox row and entries, only once."""
     request_id = ending.request_id
+    ending, ended_at_ms = _ended(ending)
+    booked_at_ms = stamp(conn, not_before_ms=ended_at_ms)
     state: HoldState = "settled" if due is not None else "released"
     account_id = close_hold(conn, request_id, state, closed_at_ms=booked_at_ms)
     if account_id is None:
@@ -143,6 +140,16 @@ def _close(
         entries.activate(conn, request_id=request_id, num_tokens=write.num_tokens)
     entries.remove_unpaid(conn, request_id, paid=record.writes)
     return Settlement(record)
+
+
+def _ended(ending: RequestRecord) -> tuple[RequestRecord, int]:
+    """Return the record with an end that is not before its start, and that end.
+
+    The end can be by the clock of another gateway than the one that took the start.
+    """
+    assert ending.ended_at_ms is not None, "a request is closed at its end"
+    ended_at_ms = max(ending.started_at_ms, ending.ended_at_ms)
+    return replace(ending, ended_at_ms=ended_at_ms), ended_at_ms
 
 
 def _first_result(conn: Connection, request_id: str) -> Settlement:

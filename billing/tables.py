@@ -110,6 +110,14 @@ holds = table(
         sqlite_where=condition("state = 'open'"),
         postgresql_where=condition("state = 'open'"),
     ),  # recovery reads the few open holds, once a minute
+    Index(None, "closed_at_ms"),  # reports are by booking time
+)
+
+booking_clock = table(
+    "booking_clock",
+    integer("id", primary_key=True),
+    integer("last_booked_at_ms"),
+    CheckConstraint("id = 1", name="one"),
 )
 
 cache_entries = table(

@@ -4,8 +4,8 @@ An fsync takes milliseconds, and a hot account row stays locked during it. So op
 during a commit share the next one. docs/decisions/0001 has the reasons.
 
 An operation that its caller has given up does nothing when its turn comes. The thread claims it
-inside the transaction, when it has the write lock, just before it runs it. Until then `cancel` takes
-it back; from then on the caller waits for the outcome.
+inside the transaction, when it has the write lock, just before it runs it. Until then `cancel`
+takes it back; from then on the caller waits for the outcome.
 """
 
 import queue

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 import uvloop
 
+from billing.booking import last_booked_at_ms
 from billing.database import Database
 from billing.price_cards import default_cards_path, load_cards, publish
 from engine.client import EngineClient, EngineInfo, EngineLost, connect_engine
@@ -48,6 +49,8 @@ def gateway(
     configure_logging(form=settings.log_format, level=settings.log_level)
     with open_database(data_dir) as database, listening(host, port) as listener:
         cards = load_cards(settings.price_cards or default_cards_path())
+        # A wall clock that stepped back while no gateway ran: what is booked has happened.
+        now_ms.advance_to(database.read_now(last_booked_at_ms))
         database.write_now(lambda connection: publish(connection, cards, now_ms()))
         with pid_file(settings.data_dir, "gateway"):
             uvloop.run(_run(settings, database, listener, parent_on_stdin=until_stdin_closes))

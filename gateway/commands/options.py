@@ -31,7 +31,7 @@ new_id = id_maker(now_ms)
 @contextmanager
 def open_database(data_dir: Path) -> Iterator[Database]:
     """The migrated database of the installation in `data_dir`, closed on exit."""
-    database = Database(Settings(data_dir=data_dir).ledger_url)
+    database = Database(Settings(data_dir=data_dir).ledger_url, now_ms=now_ms)
     try:
         database.require_migrated()
         yield database

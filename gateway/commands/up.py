@@ -71,7 +71,7 @@ def _only_one(data_dir: Path) -> Iterator[None]:
 
 def _make_first_keys(settings: Settings) -> None:
     """Make the first keys if this is the first start, and show them this once."""
-    database = Database(settings.ledger_url)
+    database = Database(settings.ledger_url, now_ms=now_ms)
     try:
         keys = make_first_keys(database, settings.first_keys_path, new_id=new_id, now_ms=now_ms())
     finally:

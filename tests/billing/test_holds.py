@@ -13,7 +13,7 @@ from billing.holds import Hold, find_hold, open_hold, open_holds
 from billing.ledger import top_up
 from billing.meters import WritePoint
 from billing.tables import cache_entries, holds
-from tests.billing.books import NOW_MS, TTL_MS, Books, make_books
+from tests.billing.books import NOW_MS, TTL_MS, Books, make_books, no_clock
 
 WORST_NANOS = 1_000_000
 
@@ -36,7 +36,7 @@ def prepaid(database: Database) -> Books:
 def test_b36_fifty_at_once_get_exactly_what_the_balance_allows(
     prepaid: Books, database_url: str
 ) -> None:
-    other_process = Database(database_url)
+    other_process = Database(database_url, now_ms=no_clock)
     requests = [prepaid.hold(amount_nanos=WORST_NANOS) for _ in range(50)]
 
     async def ask(number: int, hold: Hold) -> bool:

@@ -10,7 +10,7 @@ from billing.errors import HoldNotFound, InconsistentFacts
 from billing.facts import GrantFact
 from billing.ledger import balance, top_up
 from billing.meters import Meter, Quantities, WritePoint
-from billing.settlement import charge_due, release, settle
+from billing.settlement import charge_due, release
 from tests.billing.books import NOW_MS, Books, engine_facts, make_books
 
 WRITE = WritePoint(8, "5m", "key-8")
@@ -252,25 +252,3 @@ def test_a_failed_request_keeps_its_engine_record_and_costs_nothing(books: Books
     assert (record.status, record.charged_nanos, record.quantities) == ("failed", 0, Quantities())
     assert record.engine is not None
     books.assert_sound()
-
-
-def test_a_recovered_request_is_booked_later_than_it_happened(books: Books) -> None:
-    hold = books.open(stream=True)
-    books.database.write_now(
-        lambda conn: settle(
-            conn,
-            request_id=hold.request_id,
-            facts=engine_facts(hold, finish_reason="engine_lost"),
-            ended_at_ms=NOW_MS + 5,
-            stop_reason=None,
-            error_type="engine_lost",
-            booked_at_ms=NOW_MS + 90_000,
-        )
-    )
-
-    times = books.database.read_now(
-        lambda conn: conn.exec_driver_sql(
-            "SELECT DISTINCT effective_at_ms, booked_at_ms FROM transfers"
-        ).all()
-    )
-    assert [tuple(row) for row in times] == [(NOW_MS + 5, NOW_MS + 90_000)]

@@ -18,7 +18,7 @@ from billing.errors import WriteGivenUp, WriterUnavailable
 from billing.holds import find_hold, open_hold
 from billing.tables import outbox
 from billing.writer import BATCH_MAX, Writer, is_conflict
-from tests.billing.books import TTL_MS, make_books
+from tests.billing.books import TTL_MS, make_books, no_clock
 
 
 def enqueue(name: str) -> Callable[[Connection], str]:
@@ -359,7 +359,7 @@ def test_a_writer_that_breaks_tells_everyone_who_waits(database: Database, write
 
 
 def test_a_connection_lost_before_the_commit_is_made_again(postgres_url: str) -> None:
-    database = Database(postgres_url)
+    database = Database(postgres_url, now_ms=no_clock)
     attempts: list[int] = []
 
     def hangs_up_once(conn: Connection) -> None:

@@ -56,7 +56,7 @@ def test_a_key_of_a_new_workspace_is_known_by_its_secret(migrated: Run, data_dir
         )
     )
 
-    database = Database(Settings(data_dir=data_dir).ledger_url)
+    database = Database(Settings(data_dir=data_dir).ledger_url, now_ms=lambda: 0)
     caller = database.read_now(lambda conn: find_caller(conn, key["secret"]))
     database.close()
 
