@@ -195,11 +195,11 @@ class RefusingDatabase(Database):
 
     refusals = 0
 
-    async def write(self, operation: Callable[[Connection], Any]) -> Any:
+    async def write(self, operation: Callable[[Connection], Any], **bounds: Any) -> Any:
         if self.refusals and getattr(operation, "func", None).__name__ == "settle":
             self.refusals -= 1
             raise WriterUnavailable("The test says no")
-        return await super().write(operation)
+        return await super().write(operation, **bounds)
 
 
 @pytest.fixture
@@ -257,14 +257,14 @@ def test_a_whole_message_of_a_killed_gateway_costs_nothing(stack: Stack):
 class LateDatabase(RefusingDatabase):
     """Makes entries live only once `engine_is_done`: it ends before it hears of a stop string."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
         self.engine_is_done = threading.Event()
 
-    async def write(self, operation: Callable[[Connection], Any]) -> Any:
+    async def write(self, operation: Callable[[Connection], Any], **bounds: Any) -> Any:
         if getattr(operation, "func", None).__name__ == "activate":
             await asyncio.to_thread(self.engine_is_done.wait, 20)
-        return await super().write(operation)
+        return await super().write(operation, **bounds)
 
 
 @pytest.fixture
