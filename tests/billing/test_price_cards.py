@@ -69,6 +69,9 @@ def test_a_card_is_read_exactly(tmp_path: Path) -> None:
         ("version = 1", "version = 0", "whole number from 1"),
         ('model = "tiny"', 'model = "tiny"\ncolour = 1', "unknown field: colour"),
         ("[[card]]", "[[card", "cards.toml"),  # B56: a broken file
+        ("version = 1", "version = 1\nfree = true", "tiny@1 is free and has a price"),
+        ("version = 1", "version = 1\nfree = 1", "free must be true or false"),
+        ('"0.04"\noutput = 5', '"0"\noutput = 0', "tiny@1 prices every meter at zero"),
     ],
 )
 def test_a_card_that_is_not_whole_is_refused(
@@ -76,6 +79,20 @@ def test_a_card_that_is_not_whole_is_refused(
 ) -> None:
     with pytest.raises(PriceCardFileError, match=problem):
         load(tmp_path, CARD.replace(old, new))
+
+
+def test_a_list_without_a_card_is_refused(tmp_path: Path) -> None:
+    for text in ("card = []", ""):
+        with pytest.raises(PriceCardFileError, match=r"has no card|missing card"):
+            load(tmp_path, text)
+
+
+def test_a_card_may_be_free_if_it_says_so(tmp_path: Path) -> None:
+    free = CARD.replace('"0.04"\noutput = 5', '"0"\noutput = 0')
+
+    (card,) = load(tmp_path, free.replace("version = 1", "version = 1\nfree = true"))
+
+    assert set(card.rates.values()) == {0}
 
 
 def test_a_missing_file_and_a_repeated_version_are_refused(tmp_path: Path) -> None:
