@@ -3,6 +3,7 @@
 BillingError
 ├── InsufficientBalance     the worst case of a request is above the prepaid balance
 ├── UnknownOrganization     no organisation has this id
+├── NotPrepaid              a postpaid organisation has no balance to top up
 ├── UnknownWorkspace        the organisation has no such workspace
 ├── UnknownKey              no API key has this id
 ├── UnknownPrice            no price card of the model is in force
@@ -40,6 +41,16 @@ class UnknownOrganization(BillingError):
 
     def __init__(self, organization_id: str) -> None:
         super().__init__(f"Unknown organization: {organization_id}")
+        self.organization_id = organization_id
+
+
+class NotPrepaid(BillingError):
+    """A postpaid organisation pays what it used; money paid in advance would lie there unused."""
+
+    def __init__(self, organization_id: str) -> None:
+        super().__init__(
+            f"Organization is postpaid, so it has no balance to top up: {organization_id}"
+        )
         self.organization_id = organization_id
 
 

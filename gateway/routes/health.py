@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from typing_extensions import override
 
-from billing.errors import BillingError
+from billing.errors import BillingError, UnknownPrice
+from billing.price_cards import card_in_force
 from billing.schema import require_head
 from engine.client import EngineInfo, EngineLost
 from gateway.dependencies import Dependencies
@@ -50,14 +53,29 @@ async def metrics(deps: Deps) -> Response:
 async def _missing(deps: Dependencies) -> AsyncIterator[str]:
     try:
         await deps.database.read(require_head)
+        unpriced = await deps.database.read(partial(_unpriced_models, deps=deps))
     except (BillingError, SQLAlchemyError):
         yield "database: not migrated, or not reachable"
+    else:
+        for model_id in unpriced:
+            yield f"price: no price card is in force for the model: {model_id}"
     if not await asyncio.to_thread(deps.settings.first_keys_path.exists):
         yield f"keys: {deps.settings.first_keys_path.name} is not written yet"
     if await _engine_stats(deps) is None:
         yield "engine: does not answer"
     elif (info := deps.engine.info) is not None and not _is_served(deps, info):
         yield f"engine: runs other weights than this gateway serves: {info.model_id}"
+
+
+def _unpriced_models(conn: Connection, *, deps: Dependencies) -> list[str]:
+    """Return the served models that cannot be sold now."""
+    unpriced = []
+    for model in deps.catalog.models:
+        try:
+            card_in_force(conn, model.id, deps.now_ms())
+        except UnknownPrice:
+            unpriced.append(model.id)
+    return unpriced
 
 
 def _is_served(deps: Dependencies, info: EngineInfo) -> bool:

@@ -6,9 +6,9 @@ import pytest
 
 from billing import accounts
 from billing.database import Database
-from billing.errors import HoldNotFound, InconsistentFacts
+from billing.errors import HoldNotFound, InconsistentFacts, NotPrepaid
 from billing.facts import GrantFact
-from billing.ledger import balance, top_up
+from billing.ledger import TopUp, balance, top_up
 from billing.meters import Meter, Quantities, WritePoint
 from billing.settlement import charge_due, release
 from tests.billing.books import NOW_MS, Books, engine_facts, make_books
@@ -252,3 +252,23 @@ def test_a_failed_request_keeps_its_engine_record_and_costs_nothing(books: Books
     assert (record.status, record.charged_nanos, record.quantities) == ("failed", 0, Quantities())
     assert record.engine is not None
     books.assert_sound()
+
+
+def test_a_postpaid_organization_has_no_balance_to_top_up(books: Books) -> None:
+    with pytest.raises(NotPrepaid, match="org_a"):
+        add(books, 1)
+
+
+def test_the_same_top_up_twice_adds_once_and_says_so(prepaid: Books) -> None:
+    def add_again() -> TopUp:
+        return prepaid.database.write_now(
+            lambda conn: top_up(
+                conn, organization_id="org_a", amount_nanos=7, transfer_id="txn_x", now_ms=NOW_MS
+            )
+        )
+
+    first, second = add_again(), add_again()
+
+    assert (first.repeated, second.repeated) == (False, True)
+    assert first.balance == second.balance
+    assert prepaid.prepaid_nanos() == 7

@@ -87,6 +87,32 @@ def test_a_top_up_is_in_the_books(migrated: Run) -> None:
     assert "no problems" in migrated("ledger", "verify")
 
 
+def test_the_same_top_up_id_twice_is_one_top_up(migrated: Run) -> None:
+    organization = migrated("organizations", "create", "--prepaid").strip()
+    top_up = ("organizations", "top-up", organization, "--usd", "5.00")
+
+    first, second = (
+        json.loads(migrated(*top_up, "--id", "invoice-17", "--json")) for _ in range(2)
+    )
+    made = json.loads(migrated(*top_up, "--json"))
+
+    assert (first["id"], first["repeated"], second["repeated"]) == ("invoice-17", False, True)
+    assert second["balance_nanos"] == "5000000000"
+    assert "booked before" in migrated(*top_up, "--id", made["id"])
+    assert made["balance_nanos"] == "10000000000"
+    conflict = migrated(*top_up[:-1], "6", "--id", "invoice-17", fails=True)
+    assert "used before with other values: invoice-17" in conflict
+
+
+def test_a_postpaid_organization_cannot_be_topped_up(migrated: Run) -> None:
+    organization = migrated("organizations", "create").strip()
+
+    refusal = migrated("organizations", "top-up", organization, "--usd", "5", fails=True)
+
+    assert "postpaid" in refusal
+    assert organization in refusal
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -99,6 +125,7 @@ def test_a_top_up_is_in_the_books(migrated: Run) -> None:
         (("organizations", "top-up", "org_x", "--usd", "0.0000000001"), "0.0000000001"),
         (("organizations", "top-up", "org_x", "--usd", "1e20"), "1e20"),
         (("organizations", "top-up", "org_x", "--usd", "1e999999999"), "1e999999999"),
+        (("organizations", "top-up", "org_x", "--usd", "1", "--id", "no spaces"), "no spaces"),
         (("organizations", "create", "--name", "\udcff"), "UTF-8"),
         (("report", "usage", "--since", "yesterday"), "yesterday"),
     ],
