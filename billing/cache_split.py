@@ -31,8 +31,8 @@ class CacheSplit:
 def cache_split(hold: Hold, grants: Sequence[GrantFact], *, moment: Moment) -> CacheSplit:
     """Split a hold's prompt by the grants that the engine made for its writes.
 
-    At admission the split is what the customer is told; at settlement it is what is charged. They
-    differ only for a write that was granted and never committed (`writes_billed`).
+    At admission the split is the promise in the header and in message_start; at settlement it is
+    the bill. They differ only for a write that was granted and never committed (`writes_billed`).
     """
     billed = writes_billed(grants, moment=moment)
     writes = tuple(write for write in hold.writes if write.num_tokens in billed)
@@ -48,7 +48,7 @@ def cache_split(hold: Hold, grants: Sequence[GrantFact], *, moment: Moment) -> C
 def writes_billed(grants: Sequence[GrantFact], *, moment: Moment) -> frozenset[int]:
     """Return the lengths of the prefixes whose write is billed as a cache write.
 
-    | the engine's answer to the write    | at admission | at settlement |
+    | the engine's grant for the write    | at admission | at settlement |
     |-------------------------------------|--------------|---------------|
     | refused, or none                    | no           | no            |
     | granted or refreshed, not committed | yes          | no            |

@@ -15,7 +15,7 @@ from billing.tables import api_keys, organizations, workspaces
 Mode = Literal["postpaid", "prepaid"]
 KeyKind = Literal["customer", "admin"]
 
-SECRET_PREFIX_CHARACTERS = 12  # enough to tell keys apart in a list, nothing towards guessing one
+SECRET_PREFIX_CHARACTERS = 12  # tells keys apart in a list, and is too short to help guess one
 
 
 @dataclass(frozen=True, slots=True)

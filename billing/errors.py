@@ -13,7 +13,7 @@ BillingError
 ├── TransferConflict        a transfer id was used before for something else
 ├── InconsistentFacts       the engine's numbers contradict the hold or each other
 ├── DatabaseUrlError        the database URL is not one that kvmeter can use
-├── DatabaseUnreachable     the database does not answer, or the file is not one
+├── DatabaseUnreachable     the database cannot be reached, or the file is not one
 ├── DatabaseNotMigrated     the schema is missing or older than the code
 ├── SchemaDamaged           triggers or constraints that protect the ledger are missing or changed
 └── WriterUnavailable       the writer is closed, failed, or has too much to do
@@ -129,7 +129,7 @@ class DatabaseUrlError(BillingError):
 
 
 class DatabaseUnreachable(BillingError):
-    """The database does not answer, or the file is not a database."""
+    """The database cannot be reached, or the file is not a database."""
 
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(f"The database at {url} cannot be opened: {problem}")

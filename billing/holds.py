@@ -18,7 +18,7 @@ HoldState = Literal["open", "settled", "released"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTerms:
-    """Who asks for which model, at which price: fixed by the hold, kept in the final record."""
+    """Customer, key, model and price card of a request: fixed by its hold, kept in its record."""
 
     request_id: str
     organization_id: str

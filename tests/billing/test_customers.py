@@ -50,6 +50,16 @@ def test_a_revoked_key_finds_nobody_and_stays_listed(ready: Database) -> None:
     assert key.revoked_at_ms == 10
 
 
+def test_an_organization_lists_its_own_keys(ready: Database) -> None:
+    def keys_of(organization_id: str) -> list[str]:
+        keys = ready.read_now(
+            lambda conn: customers.list_keys(conn, organization_id=organization_id)
+        )
+        return [key.id for key in keys]
+
+    assert (keys_of("org_1"), keys_of("org_2")) == (["key_1"], [])
+
+
 def test_a_new_organization_has_its_accounts_and_a_default_workspace(ready: Database) -> None:
     ids = {account.account_id for account in ready.read_now(trial_balance)}
     assert ids == {

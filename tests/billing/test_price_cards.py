@@ -53,6 +53,14 @@ def test_a_card_is_read_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
+        ('model = "tiny"', "model = 7", "model must be a name"),
+        ('model = "tiny"', 'model = ""', "model must be a name"),
+        ('input = "0.04"', "", "tiny@1 has no price for input"),
+        (
+            'input = "0.04"\noutput = 5\n[card.times_input]\n',
+            'output = 5\n[card.times_input]\ninput = "1"\n',
+            "tiny@1 must price input in dollars",
+        ),
         ('cache_write_1h = "2"', "", "tiny@1 has no price for cache_write_1h"),  # B12
         ('cache_read = "0.1"', "", "tiny@1 has no price for cache_read"),
         ("output = 5", "output = 5.5", "write 5.5 as a string"),

@@ -76,3 +76,19 @@ def test_nothing_is_known_of_another_id(books: Books) -> None:
     assert books.database.read_now(lambda conn: request_record(conn, "req_nobody")) is None
     # PostgreSQL keeps no NUL, and would rather fail than not find it.
     assert books.database.read_now(lambda conn: request_record(conn, "req_\0")) is None
+
+
+def test_another_organizations_request_looks_like_none_open_or_ended(books: Books) -> None:
+    make_books(books.database, name="org_b")
+    ended = books.open()
+    books.settle(ended)
+    is_open = books.open()
+
+    def seen(request_id: str, organization_id: str) -> bool:
+        record = books.database.read_now(
+            lambda conn: request_record(conn, request_id, organization_id=organization_id)
+        )
+        return record is not None
+
+    assert [seen(hold.request_id, "org_a") for hold in (ended, is_open)] == [True, True]
+    assert [seen(hold.request_id, "org_b") for hold in (ended, is_open)] == [False, False]

@@ -6,11 +6,11 @@ import pytest
 
 from billing import accounts
 from billing.database import Database
-from billing.errors import HoldNotFound, InconsistentFacts, NotPrepaid
+from billing.errors import HoldNotFound, InconsistentFacts
 from billing.facts import GrantFact
-from billing.ledger import TopUp, balance, top_up
+from billing.ledger import balance, top_up
 from billing.meters import Meter, Quantities, WritePoint
-from billing.settlement import charge_due, release
+from billing.settlement import charge_due, release, settle
 from tests.billing.books import NOW_MS, Books, engine_facts, make_books
 
 WRITE = WritePoint(8, "5m", "key-8")
@@ -254,21 +254,26 @@ def test_a_failed_request_keeps_its_engine_record_and_costs_nothing(books: Books
     books.assert_sound()
 
 
-def test_a_postpaid_organization_has_no_balance_to_top_up(books: Books) -> None:
-    with pytest.raises(NotPrepaid, match="org_a"):
-        add(books, 1)
+def test_a_request_that_its_client_aborted_says_so_and_pays_for_its_output(books: Books) -> None:
+    record = books.settle(books.open(stream=True), finish_reason="aborted", output_tokens=2).record
+
+    assert (record.status, record.quantities) == ("aborted", Quantities(input=10, output=2))
+    assert record.charged_nanos == 60_000
+    books.assert_sound()
 
 
-def test_the_same_top_up_twice_adds_once_and_says_so(prepaid: Books) -> None:
-    def add_again() -> TopUp:
-        return prepaid.database.write_now(
-            lambda conn: top_up(
-                conn, organization_id="org_a", amount_nanos=7, transfer_id="txn_x", now_ms=NOW_MS
-            )
+def test_a_message_that_could_not_be_sent_is_recorded_as_failed_and_free(books: Books) -> None:
+    hold = books.open(amount_nanos=7)
+    record = books.database.write_now(
+        lambda conn: settle(
+            conn,
+            request_id=hold.request_id,
+            facts=engine_facts(hold),
+            ended_at_ms=NOW_MS,
+            stop_reason=None,
+            answered=False,
         )
+    ).record
 
-    first, second = add_again(), add_again()
-
-    assert (first.repeated, second.repeated) == (False, True)
-    assert first.balance == second.balance
-    assert prepaid.prepaid_nanos() == 7
+    assert (record.status, record.charged_nanos, record.postings) == ("failed", 0, ())
+    books.assert_sound()

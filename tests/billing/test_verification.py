@@ -1,6 +1,7 @@
 """The books are checked by recomputing them; each kind of damage is named."""
 
 import sqlite3
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -12,10 +13,11 @@ from billing.database import database_url as parse
 from billing.holds import open_hold
 from billing.lease_costs import LeaseCost, record_lease_costs
 from billing.meters import WritePoint
+from billing.price_cards import publish
 from billing.scan import ROWS_AT_ONCE
 from billing.settlement import release, settle
 from billing.verification import verify
-from tests.billing.books import NOW_MS, TTL_MS, Books, engine_facts, make_books
+from tests.billing.books import NOW_MS, T3, TTL_MS, Books, engine_facts, make_books
 
 
 @pytest.fixture
@@ -29,14 +31,26 @@ def tamper(books: Books, table: str, change: str) -> None:
     """What someone with the database password could do: switch the protection off, then write."""
 
     def write(conn):
-        if conn.dialect.name == "postgresql":
-            conn.execute(text("SET LOCAL session_replication_role = 'replica'"))
-        else:
-            conn.execute(text(f"DROP TRIGGER IF EXISTS {table}_no_update"))
-            conn.execute(text("PRAGMA ignore_check_constraints = ON"))
+        switch_protection_off(conn, table)
         conn.execute(text(f"UPDATE {table} SET {change}"))
 
     books.database.write_now(write)
+
+
+def switch_protection_off(conn: Connection, table: str) -> None:
+    """Let a table be changed against its triggers and CHECKs."""
+    if conn.dialect.name == "sqlite":
+        conn.execute(text(f"DROP TRIGGER IF EXISTS {table}_no_update"))
+        conn.execute(text(f"DROP TRIGGER IF EXISTS {table}_no_delete"))
+        conn.execute(text("PRAGMA ignore_check_constraints = ON"))
+        return
+    conn.execute(text("SET LOCAL session_replication_role = 'replica'"))
+    checks = conn.execute(
+        text("SELECT conname FROM pg_constraint WHERE contype = 'c' AND conrelid = :t ::regclass"),
+        {"t": table},
+    )
+    for (name,) in checks.all():
+        conn.execute(text(f"ALTER TABLE {table} DROP CONSTRAINT {name}"))
 
 
 def test_sound_books_have_no_problem(books: Books) -> None:
@@ -77,6 +91,43 @@ def test_sound_books_have_no_problem(books: Books) -> None:
             [
                 "Account operator_funding says", "Account unbilled:org_a says",
                 "Transfer txn_1/1 is paid from another account than its hold: operator_funding.",
+            ],
+        ),
+        (
+            "accounts",
+            "debits_posted_nanos = 1 WHERE id = 'prepaid:org_a'",
+            [
+                "Account prepaid:org_a says debits 1 and credits 0",
+                "Account prepaid:org_a is below zero: -1.",
+                "The trial balance is not zero: -1.",
+            ],
+        ),
+        (
+            "transfers",
+            "amount_nanos = amount_nanos + 1 WHERE meter = 'input'",
+            [
+                "Account revenue:input says", "Account unbilled:org_a says",
+                "Transfer txn_1/1 is not quantity x rate: 6001.",
+                "Request req_1 was charged 97200, posted 97201.",
+            ],
+        ),
+        (
+            "requests",
+            "prompt_tokens = 11",
+            [
+                "Request req_1 bills 10 of 11 tokens.",
+                "Request req_1 has engine facts for 10 of 11 tokens.",
+                "Request req_1 bills other cache tokens than its read and its writes come to.",
+            ],
+        ),
+        (
+            "requests",
+            "input_tokens = 0, cache_read_tokens = 0, cache_write_5m_tokens = 0,"
+            " output_tokens = 0, charged_nanos = 0",
+            [
+                "Request req_1 has other quantities than its transfers.",
+                "Request req_1 was charged 0, posted 97200.",
+                "Request req_1 is completed and was charged nothing.",
             ],
         ),
         (
@@ -131,6 +182,28 @@ def test_damage_is_named(books: Books, table: str, change: str, sentences: list[
     assert len(problems) == len(sentences), problems
     for problem, sentence in zip(problems, sentences, strict=True):
         assert problem.startswith(sentence)
+
+
+def test_a_transfer_priced_by_another_card_is_named(books: Books) -> None:
+    other = replace(T3, id="word-model@2", version=2)
+    books.database.write_now(lambda conn: publish(conn, [other], now_ms=0))
+    tamper(books, "transfers", "price_card_id = 'word-model@2' WHERE meter = 'input'")
+
+    assert books.database.read_now(verify).problems == (
+        "Transfer txn_1/1 has another price card than its request: word-model@2.",
+    )
+
+
+def test_a_charge_without_an_engine_record_is_named(books: Books) -> None:
+    def remove(conn: Connection) -> None:
+        switch_protection_off(conn, "kv_records")
+        conn.execute(text("DELETE FROM kv_records"))
+
+    books.database.write_now(remove)
+
+    assert books.database.read_now(verify).problems == (
+        "Request req_1 was charged without an engine record.",
+    )
 
 
 def test_a_released_request_is_sound(books: Books) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from billing.database import Database
 from billing.errors import WriteGivenUp, WriterUnavailable
 from billing.holds import find_hold, open_hold
 from billing.tables import outbox
-from billing.writer import BATCH_MAX, Writer, is_conflict
+from billing.writer import BACKLOG_MAX, BATCH_MAX, Writer, is_conflict
 from tests.billing.books import TTL_MS, make_books, no_clock
 
 
@@ -96,6 +97,14 @@ def test_a_failing_operation_is_undone_alone(database: Database, writer: Writer)
     assert database.read_now(count_rows) == 2
 
 
+def test_a_read_from_asyncio_sees_what_a_write_from_asyncio_committed(database: Database) -> None:
+    async def write_and_read() -> int:
+        await database.write(enqueue("a"))
+        return await database.read(count_rows)
+
+    assert asyncio.run(write_and_read()) == 1
+
+
 def test_a_result_is_durable_when_it_arrives(database: Database) -> None:
     database.write_now(enqueue("a"))
 
@@ -158,6 +167,33 @@ def test_a_caller_cancelled_while_waiting_writes_nothing(
     blocked.release()
 
     assert kept.result(10) == "b"
+    assert database.read_now(count_rows) == 1
+
+
+def test_a_cancelled_operation_alone_does_not_end_the_writer(
+    database: Database, writer: Writer
+) -> None:
+    blocked = Blocked(writer)
+    assert writer.submit(enqueue("a")).cancel()
+    blocked.release()
+    blocked.future.result(10)
+
+    assert writer.submit(enqueue("b")).result(10) == "b"
+    assert database.read_now(count_rows) == 1
+
+
+def test_closing_writes_a_batch_that_is_not_full(database: Database, writer: Writer) -> None:
+    blocked = Blocked(writer)
+    future = writer.submit(enqueue("a"))
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    while writer._jobs.qsize() < 2:  # the operation and the closing mark behind it
+        time.sleep(0.001)
+
+    blocked.release()
+    closing.join(10)
+
+    assert future.result(0) == "a"
     assert database.read_now(count_rows) == 1
 
 
@@ -356,6 +392,42 @@ def test_a_writer_that_breaks_tells_everyone_who_waits(database: Database, write
     with pytest.raises(WriterUnavailable, match="closed"):
         writer.submit(enqueue("b"))
     assert database.read_now(count_rows) == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # on purpose
+def test_a_writer_that_breaks_fails_what_is_still_in_its_queue(
+    database: Database, writer: Writer
+) -> None:
+    def ends_the_thread(_conn: Connection) -> None:
+        raise SystemExit
+
+    blocked = Blocked(writer)
+    futures = [writer.submit(ends_the_thread)]
+    futures += [writer.submit(enqueue(f"row {number}")) for number in range(BATCH_MAX + 2)]
+    assert futures[-1].cancel()
+    blocked.release()
+
+    for future in futures[:-1]:
+        with pytest.raises(WriterUnavailable, match="stopped"):
+            future.result(10)
+    assert database.read_now(count_rows) == 0
+
+
+def test_a_full_backlog_refuses_and_what_was_queued_is_written(
+    database: Database, writer: Writer
+) -> None:
+    blocked = Blocked(writer)
+    futures = [writer.submit(enqueue(f"row {number}")) for number in range(BACKLOG_MAX)]
+
+    with pytest.raises(WriterUnavailable, match="too much to do"):
+        writer.submit(enqueue("one too many"))
+
+    for future in futures[3:]:
+        assert future.cancel()
+    blocked.release()
+    assert [future.result(10) for future in futures[:3]] == ["row 0", "row 1", "row 2"]
+    writer.close()
+    assert database.read_now(count_rows) == 3
 
 
 def test_a_connection_lost_before_the_commit_is_made_again(postgres_url: str) -> None:
