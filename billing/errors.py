@@ -10,6 +10,8 @@ BillingError
 ├── PriceCardFileError      the price card file cannot be used
 ├── PriceCardChanged        a published card was edited instead of followed by a new version
 ├── HoldNotFound            no hold was opened under this request id
+├── HoldNotOpen             the hold is settled or released
+├── RowUnreadable           a stored value is not what its column holds
 ├── TransferConflict        a transfer id was used before for something else
 ├── InconsistentFacts       the engine's numbers contradict the hold or each other
 ├── DatabaseUrlError        the database URL is not one that kvmeter can use
@@ -103,6 +105,23 @@ class HoldNotFound(BillingError):
     def __init__(self, request_id: str) -> None:
         super().__init__(f"No hold for request: {request_id}")
         self.request_id = request_id
+
+
+class HoldNotOpen(BillingError):
+    """The hold is settled or released already."""
+
+    def __init__(self, request_id: str, *, state: str) -> None:
+        super().__init__(f"The hold of {request_id} is not open, it is {state}")
+        self.request_id = request_id
+        self.state = state
+
+
+class RowUnreadable(BillingError):
+    """A stored value is not what its column holds; a row as the ledger writes it is readable."""
+
+    def __init__(self, column: str, problem: str) -> None:
+        super().__init__(f"A stored row cannot be read, column {column}: {problem}")
+        self.column = column
 
 
 class TransferConflict(BillingError):

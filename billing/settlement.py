@@ -10,7 +10,7 @@ from billing import entries
 from billing.booking import stamp
 from billing.cache_split import cache_split, refused_writes
 from billing.errors import HoldNotFound, InconsistentFacts
-from billing.facts import EngineFacts, is_failure
+from billing.facts import EngineFacts, counter_out_of_range, is_failure
 from billing.holds import Hold, HoldState, close_hold, find_hold
 from billing.ledger import Transfer, balance, post
 from billing.meters import Quantities, WritePoint
@@ -112,7 +112,7 @@ def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int)
     Idempotent like `settle`. Raises HoldNotFound.
     """
     ending = replace(
-        in_progress(_find(conn, request_id)),
+        in_progress(_find(conn, request_id, without_writes=True)),
         status="released",
         release_reason=reason,
         ended_at_ms=ended_at_ms,
@@ -220,8 +220,8 @@ def _enqueue(
     )
 
 
-def _find(conn: Connection, request_id: str) -> Hold:
-    hold = find_hold(conn, request_id)
+def _find(conn: Connection, request_id: str, *, without_writes: bool = False) -> Hold:
+    hold = find_hold(conn, request_id, without_writes=without_writes)
     if hold is None:
         raise HoldNotFound(request_id)
     return hold
@@ -245,6 +245,8 @@ def _require_consistent(hold: Hold, facts: EngineFacts) -> None:
         ("read", hold.read_tokens, facts.read_tokens),
         ("sum of the four facts", facts.prompt_tokens, facts.prompt_accounted),
     )
+    if (counter := counter_out_of_range(facts)) is not None:
+        raise InconsistentFacts(hold.request_id, counter)
     for what, expected, found in checks:
         if found != expected:
             raise InconsistentFacts(hold.request_id, f"{what} is {found}, not {expected}")

@@ -182,6 +182,17 @@ requests = table(
     Index(None, "organization_id", "ended_at_ms"),
 )
 
+# What an operator closed by hand, and why.
+hold_decisions = table(
+    "hold_decisions",
+    text("request_id", ForeignKey("requests.id"), primary_key=True),
+    text("decision"),
+    text("actor"),
+    text("reason"),
+    integer("decided_at_ms"),
+    one_of("decision", "settled", "released"),
+)
+
 transfers = table(
     "transfers",
     text("tx_id", primary_key=True),
@@ -291,4 +302,12 @@ outbox = table(
 )
 
 # Append-only tables: triggers refuse to update, delete, replace or truncate their rows.
-IMMUTABLE = (price_cards, price_rates, requests, transfers, kv_records, lease_reports)
+IMMUTABLE = (
+    price_cards,
+    price_rates,
+    requests,
+    transfers,
+    kv_records,
+    lease_reports,
+    hold_decisions,
+)

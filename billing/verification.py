@@ -218,7 +218,7 @@ def _engine_problems(conn: Connection) -> Iterator[str]:
 
 def _fact_problems(row: Row[Any]) -> Iterator[str]:
     read = row.tokens_reused_promised + row.tokens_read_recomputed
-    writes = from_json(WritePoint, row.writes)
+    writes = from_json(WritePoint, row.writes, column="writes")
     accounted = read + row.tokens_reused_gift + row.tokens_computed
     if accounted != row.prompt_tokens:
         yield f"Request {row.id} has engine facts for {accounted} of {row.prompt_tokens} tokens."
@@ -226,7 +226,7 @@ def _fact_problems(row: Row[Any]) -> Iterator[str]:
         return
     if row.cache_read_tokens != read:
         yield f"Request {row.id} bills {row.cache_read_tokens} read, the engine says {read}."
-    pinned = writes_billed(from_json(GrantFact, row.grants), moment="settlement")
+    pinned = writes_billed(from_json(GrantFact, row.grants, column="grants"), moment="settlement")
     for write in writes:
         if write.num_tokens not in pinned:
             yield (
@@ -261,7 +261,10 @@ def _lease_problems(conn: Connection) -> Iterator[str]:
         ),
     )
     for row in rows:
-        keys = {write.num_tokens: write.entry_key for write in from_json(WritePoint, row.writes)}
+        keys = {
+            write.num_tokens: write.entry_key
+            for write in from_json(WritePoint, row.writes, column="writes")
+        }
         if row.entry_key != keys.get(row.tokens):
             yield f"Lease {row.lease_id} is of another entry than its request wrote."
         if earlier is not None and earlier.lease_id == row.lease_id:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from typing_extensions import override
 
 from billing.errors import BillingError, UnknownPrice
+from billing.holds import OpenHolds, count_open_holds
 from billing.price_cards import card_in_force
 from billing.schema import require_head
 from engine.client import EngineInfo, EngineLost
@@ -43,9 +44,11 @@ async def readyz(deps: Deps) -> dict[str, str]:
 
 @router.get("/metrics")
 async def metrics(deps: Deps) -> Response:
-    """The gateway's counters and the engine's numbers, in Prometheus' text form."""
+    """The gateway's counters, the ledger's open holds, the engine's numbers; Prometheus' text."""
     registry = CollectorRegistry()
     registry.register(_EngineNumbers(await _engine_stats(deps) or {}))
+    if (holds := await _open_holds(deps)) is not None:
+        registry.register(_OpenHoldNumbers(holds, now_ms=deps.now_ms()))
     text = generate_latest(deps.metrics.registry) + generate_latest(registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -89,6 +92,34 @@ async def _engine_stats(deps: Dependencies) -> dict[str, float] | None:
             return await deps.engine.stats()
     except (EngineLost, TimeoutError):
         return None
+
+
+async def _open_holds(deps: Dependencies) -> OpenHolds | None:
+    """Return the open holds of the whole database; None while it cannot be read."""
+    try:
+        return await deps.database.read(count_open_holds)
+    except (BillingError, SQLAlchemyError):
+        return None
+
+
+class _OpenHoldNumbers(Collector):
+    """How many holds are open in the ledger, and how long the oldest has been; 0 if none is."""
+
+    def __init__(self, holds: OpenHolds, *, now_ms: int) -> None:
+        self._num_holds = holds.num_holds
+        oldest_ms = holds.oldest_started_at_ms
+        self._oldest_seconds = 0.0 if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "kvmeter_open_holds", "Holds that are open in the ledger.", value=self._num_holds
+        )
+        yield GaugeMetricFamily(
+            "kvmeter_oldest_open_hold_seconds",
+            "How long the oldest open hold has been open.",
+            value=self._oldest_seconds,
+        )
 
 
 class _EngineNumbers(Collector):

@@ -16,9 +16,7 @@ def books(database: Database) -> Books:
     return make_books(database, "prepaid")
 
 
-def add(
-    books: Books, amount_nanos: int, transfer_id: str, organization_id: str = "org_a"
-) -> TopUp:
+def add(books: Books, amount_nanos: int, transfer_id: str, organization_id: str = "org_a") -> TopUp:
     return books.database.write_now(
         lambda conn: top_up(
             conn,

@@ -11,34 +11,10 @@ import typer
 
 from billing.customers import find_caller
 from billing.database import Database
-from gateway.commands import app, main
+from gateway.commands import app
 from gateway.settings import Settings
 
 Run = Callable[..., str]
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def run(data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `kvmeter` in this process; returns its stdout, or its stderr if it fails as expected."""
-
-    def run(*arguments: str, fails: bool = False) -> str:
-        monkeypatch.setattr("sys.argv", ["kvmeter", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        assert bool(ended.value.code) == fails, captured.err
-        if fails:
-            assert captured.out == ""
-            assert len(captured.err.strip().splitlines()) == 1, captured.err
-        return captured.err if fails else captured.out
-
-    return run
 
 
 @pytest.fixture

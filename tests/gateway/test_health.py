@@ -83,6 +83,7 @@ async def test_metrics_carry_the_engines_numbers_under_their_names(tmp_path: Pat
         without = await gateway.http.get("/metrics")
 
     numbers = samples(answer.text)
+    assert (numbers["kvmeter_open_holds"], numbers["kvmeter_oldest_open_hold_seconds"]) == (0, 0)
     assert numbers["num_requests_running"] == 2
     assert numbers["prefix_tokens_lease_read_total"] == 7
     assert numbers["kvmeter_requests_total"] == 1
