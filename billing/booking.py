@@ -31,7 +31,7 @@ def close_period(conn: Connection, *, until_ms: int) -> None:
 
 def last_booked_at_ms(conn: Connection) -> int:
     """Return the time of the last booking, or the end of the last closed period; 0 at first."""
-    return conn.execute(select(booking_clock.c.last_booked_at_ms)).scalar_one()
+    return int(conn.execute(select(booking_clock.c.last_booked_at_ms)).scalar_one())
 
 
 def _advance(conn: Connection, to_ms: int) -> int:
@@ -41,4 +41,4 @@ def _advance(conn: Connection, to_ms: int) -> int:
         .values(last_booked_at_ms=case((last_ms > to_ms, last_ms), else_=to_ms))
         .returning(last_ms)
     )
-    return conn.execute(advancing).scalar_one()
+    return int(conn.execute(advancing).scalar_one())

@@ -100,14 +100,15 @@ class Database:
         with self._reading.begin() as conn:
             return operation(conn)
 
-    def require_migrated(self) -> None:
+    def require_migrated(self, *, may_be_damaged: bool = False) -> None:
         """Refuse a database whose schema is not the one this code was written for.
 
-        Raises DatabaseUnreachable, DatabaseNotMigrated or SchemaDamaged.
+        Raises DatabaseUnreachable, DatabaseNotMigrated or, unless it may be damaged, SchemaDamaged.
         """
         _require_reachable(self._reading)
         self.read_now(require_head)
-        self.read_now(require_manifest)
+        if not may_be_damaged:
+            self.read_now(require_manifest)
 
     def close(self) -> None:
         """Commit what was submitted, then close the threads and connections."""

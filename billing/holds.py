@@ -109,18 +109,32 @@ def hold_row(conn: Connection, request_id: str) -> HoldRow:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenHolds:
+class OpenHold:
+    """An open hold by name, whatever else of it can be read."""
+
+    request_id: str
+    owner_boot_id: str
+
+
+def open_hold_names(conn: Connection) -> list[OpenHold]:
+    """Return the open holds by name, oldest first."""
+    query = select(holds).where(holds.c.state == "open").order_by(holds.c.started_at_ms)
+    return [OpenHold(row.request_id, row.owner_boot_id) for row in conn.execute(query)]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHoldCount:
     """How many holds are open in the whole database, and since when; None if none is."""
 
     num_holds: int
     oldest_started_at_ms: int | None
 
 
-def count_open_holds(conn: Connection) -> OpenHolds:
+def count_open_holds(conn: Connection) -> OpenHoldCount:
     """Return the number and the age of the open holds, without reading them."""
     counting = select(func.count(), func.min(holds.c.started_at_ms)).where(holds.c.state == "open")
     num_holds, oldest_started_at_ms = conn.execute(counting).one()
-    return OpenHolds(num_holds, oldest_started_at_ms)
+    return OpenHoldCount(num_holds, oldest_started_at_ms)
 
 
 def close_hold(

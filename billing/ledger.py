@@ -69,6 +69,11 @@ class TopUp:
     repeated: bool
 
 
+def transaction_id(request_id: str) -> str:
+    """Return the id of the transaction that settles a request."""
+    return "txn_" + request_id.removeprefix("req_")
+
+
 def post(
     conn: Connection,
     tx_id: str,

@@ -95,6 +95,7 @@ def _postgresql_names(conn: Connection) -> set[str]:
     rows = conn.execute(
         text(
             "SELECT conname FROM pg_constraint WHERE convalidated"
+            " AND contype IN ('c', 'f', 'p', 'u')"
             " AND connamespace = current_schema()::regnamespace"
             " UNION ALL SELECT indexname FROM pg_indexes WHERE schemaname = current_schema()"
         )

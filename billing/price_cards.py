@@ -69,9 +69,9 @@ def publish(conn: Connection, cards: Sequence[PriceCard], now_ms: int) -> None:
     """
     known = {row.id: row.content_hash for row in conn.execute(select(price_cards))}
     for card in cards:
-        content_hash = _content_hash(card)
+        hashed = content_hash(card)
         if card.id in known:
-            if known[card.id] != content_hash:
+            if known[card.id] != hashed:
                 raise PriceCardChanged(card.id)
             continue
         conn.execute(
@@ -81,7 +81,7 @@ def publish(conn: Connection, cards: Sequence[PriceCard], now_ms: int) -> None:
                 version=card.version,
                 effective_from_ms=card.effective_from_ms,
                 published_at_ms=now_ms,
-                content_hash=content_hash,
+                content_hash=hashed,
             )
         )
         conn.execute(
@@ -207,7 +207,8 @@ def _moment_ms(card_id: str, value: object) -> int:
     return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
-def _content_hash(card: PriceCard) -> str:
+def content_hash(card: PriceCard) -> str:
+    """Return the hash of what a card prices, stored when it is published."""
     content = [card.model_id, card.version, card.effective_from_ms, sorted(card.rates.items())]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

@@ -1,9 +1,8 @@
 """Settlement: transaction 2 of a request charges its true cost, exactly once."""
 
-import json
 from dataclasses import dataclass, field, replace
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 
 from billing import accounts as names
 from billing import entries
@@ -12,8 +11,9 @@ from billing.cache_split import cache_split, refused_writes
 from billing.errors import HoldNotFound, InconsistentFacts
 from billing.facts import EngineFacts, counter_out_of_range, is_failure
 from billing.holds import Hold, HoldState, close_hold, find_hold
-from billing.ledger import Transfer, balance, post
+from billing.ledger import Transfer, balance, post, transaction_id
 from billing.meters import Quantities, WritePoint
+from billing.outbox import enqueue_usage, usage_payload
 from billing.price_cards import card_by_id
 from billing.rating import PricedLine, rate
 from billing.records import (
@@ -24,7 +24,6 @@ from billing.records import (
     write_engine_facts,
     write_request,
 )
-from billing.tables import outbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ def _close(conn: Connection, ending: RequestRecord, due: Charge | None) -> Settl
         write_engine_facts(conn, request_id, record.engine)
     if record.postings:
         _post(conn, record, account_id, booked_at_ms=booked_at_ms)
-        _enqueue(conn, record, account_id, created_at_ms=booked_at_ms)
+        _enqueue(conn, record, account_id, ended_at_ms=ended_at_ms, created_at_ms=booked_at_ms)
     for write in record.writes:  # live already, unless the gateway died before the commit event
         entries.activate(conn, request_id=request_id, num_tokens=write.num_tokens)
     entries.remove_unpaid(conn, request_id, paid=record.writes)
@@ -181,7 +180,7 @@ def _post(conn: Connection, record: RequestRecord, account_id: str, *, booked_at
             moved.append(
                 Transfer("overdraft", debt, account_id, lacking_nanos, request_id=record.request_id)
             )
-    tx_id = "txn_" + record.request_id.removeprefix("req_")
+    tx_id = transaction_id(record.request_id)
     assert record.ended_at_ms is not None, "a request is posted at its end"
     post(conn, tx_id, moved, effective_at_ms=record.ended_at_ms, booked_at_ms=booked_at_ms)
 
@@ -199,25 +198,21 @@ def _usage(record: RequestRecord, account_id: str, line: PricedLine) -> Transfer
 
 
 def _enqueue(
-    conn: Connection, record: RequestRecord, account_id: str, *, created_at_ms: int
+    conn: Connection,
+    record: RequestRecord,
+    account_id: str,
+    *,
+    ended_at_ms: int,
+    created_at_ms: int,
 ) -> None:
-    """Insert the outbox row; its id is the request's, so a repeated delivery is recognised."""
-    payload = {
-        "organization_id": record.organization_id,
-        "account_id": account_id,
-        "request_id": record.request_id,
-        "ended_at_ms": record.ended_at_ms,
-        "amounts_nanos": {line.meter.value: str(line.amount_nanos) for line in record.postings},
-    }
-    conn.execute(
-        insert(outbox),
-        {
-            "id": f"usage:{record.request_id}",
-            "topic": "usage",
-            "payload": json.dumps(payload),
-            "created_at_ms": created_at_ms,
-        },
+    payload = usage_payload(
+        organization_id=record.organization_id,
+        account_id=account_id,
+        request_id=record.request_id,
+        ended_at_ms=ended_at_ms,
+        amounts_nanos={line.meter: line.amount_nanos for line in record.postings},
     )
+    enqueue_usage(conn, payload, created_at_ms=created_at_ms)
 
 
 def _find(conn: Connection, request_id: str, *, without_writes: bool = False) -> Hold:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from typing_extensions import override
 
 from billing.errors import BillingError, UnknownPrice
-from billing.holds import OpenHolds, count_open_holds
+from billing.holds import OpenHoldCount, count_open_holds
 from billing.price_cards import card_in_force
 from billing.schema import require_head
 from engine.client import EngineInfo, EngineLost
@@ -94,7 +94,7 @@ async def _engine_stats(deps: Dependencies) -> dict[str, float] | None:
         return None
 
 
-async def _open_holds(deps: Dependencies) -> OpenHolds | None:
+async def _open_holds(deps: Dependencies) -> OpenHoldCount | None:
     """Return the open holds of the whole database; None while it cannot be read."""
     try:
         return await deps.database.read(count_open_holds)
@@ -105,7 +105,7 @@ async def _open_holds(deps: Dependencies) -> OpenHolds | None:
 class _OpenHoldNumbers(Collector):
     """How many holds are open in the ledger, and how long the oldest has been; 0 if none is."""
 
-    def __init__(self, holds: OpenHolds, *, now_ms: int) -> None:
+    def __init__(self, holds: OpenHoldCount, *, now_ms: int) -> None:
         self._num_holds = holds.num_holds
         oldest_ms = holds.oldest_started_at_ms
         self._oldest_seconds = 0.0 if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000
