@@ -8,7 +8,7 @@ PYTEST := .venv/bin/python -m pytest
 OLD_SDK := .venv/sdk/0.125.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check fix soak migrate
+.PHONY: help install run test check fix soak coverage migrate
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,8 +31,17 @@ fix: .venv/dev.stamp ## repair what ruff can repair
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-soak: install ## the long runs: ten kills of each process, 50 warm-equals-cold prompts
-	@$(PYTEST) --soak -rA tests/system/test_kill.py tests/system/test_warm_equals_cold.py
+soak: install ## the long runs: ten kills of each process, 50 warm-equals-cold prompts, C sanitized
+	@$(PYTEST) --soak -rA tests/system/test_kill.py tests/system/test_warm_equals_cold.py \
+	  tests/engine/test_native_sanitizers.py
+
+# Beside the suite, slower than it, and without a gate: a table is to be read.
+coverage: install ## what the tests run, lines and branches, a table a package; ARGS=tests/billing for a part
+	@mkdir -p var/coverage && rm -f var/coverage/data*
+	-@.venv/bin/coverage run -m pytest $(ARGS)
+	@.venv/bin/coverage combine --quiet
+	@for package in gateway engine billing; do \
+	  echo; .venv/bin/coverage report --include="$$package/*" || true; done
 
 migrate: .venv/runtime.stamp ## bring the database in DATA_DIR to the newest schema
 	@.venv/bin/kvmeter migrate

@@ -1,1 +1,1 @@
-"""Exhibits: one file a claim, each measured by one command and checked before it is shown."""
+"""Exhibits: each file measures one claim with one command, and checks the figures first."""

@@ -1,9 +1,10 @@
 """Time to the first token: cold, warm by tier, and a control never seen before (full: 4 min).
 
-Every arm of every prefix length, at least 20 times, shuffled: *cold* writes a fresh prefix,
-*device* reads it from the KV pool, *disk* reads it after a restart of the engine, *control* is a
-fresh prompt, so that a machine that merely warmed up shows. What each arm read is checked in its
-record. If the control moved against cold by more than a quarter, no speed-up is printed.
+Each arm of each prefix length runs at least 20 times, in random order. *cold* writes a fresh
+prefix, *device* reads it from the KV pool, *disk* reads it after a restart of the engine. *control*
+computes a fresh prompt between them: if its time differs from cold's by more than a quarter, the
+machine changed during the run and no speed-up is printed. The engine's record must confirm what
+each arm read.
 """
 
 import asyncio
@@ -13,10 +14,10 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from bench.counts import BenchError
-from bench.engines import Answer, Engine, request, warm_up
+from bench.engines import Engine, EngineReply, request, warm_up
+from bench.errors import BenchError
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import median_interval, percentile
 from bench.workloads import token_ids
 from engine.client import Breakpoint
@@ -27,8 +28,8 @@ CONTROL_MOVES_MOST = 0.25
 Times = defaultdict[tuple[int, str], list[float]]
 
 
-async def body(options: Options) -> Report:
-    """First every arm on one engine, then the disk on the next."""
+async def body(options: Options) -> ExhibitResult:
+    """Measure the KV pool on one engine, then the disk after its restart."""
     lengths, rounds = ([256, 1_024], 2) if options.quick else ([256, 1_024, 2_048, 3_072], 20)
     chance = random.Random("cached ttft")
     times: Times = defaultdict(list)
@@ -44,7 +45,7 @@ async def body(options: Options) -> Report:
 async def measure_pool(
     engine: Engine, lengths: list[int], rounds: int, chance: random.Random, times: Times
 ) -> None:
-    """Cold, device and control; a round before counts for nothing."""
+    """Measure cold, device and control; the first round is not counted."""
     for number in range(rounds + 1):
         for length in chance.sample(lengths, len(lengths)):
             arms = ["cold", "device"]
@@ -52,16 +53,16 @@ async def measure_pool(
             prefix = token_ids(chance, length)
             for arm in arms:
                 other = token_ids(chance, length) if arm == "control" else prefix
-                answer = await ask(engine, other, arm, chance)
+                reply = await ask(engine, other, arm, chance)
                 if number > 0:
-                    times[length, arm].append(answer.timing.ttft_ms)
+                    times[length, arm].append(reply.timing.ttft_ms)
             await engine.client.unpin(namespaces=[b"bench"])
 
 
 async def measure_disk(
     engine: Engine, lengths: list[int], rounds: int, chance: random.Random, times: Times
 ) -> None:
-    """Write leases that persist, restart, read each once; controls in between."""
+    """Write persistent leases, restart, and read each once, with controls in between."""
     tasks = list(product(lengths, range(rounds + 1)))
     chance.shuffle(tasks)
     prefixes = {task: token_ids(chance, task[0]) for task in tasks}
@@ -74,19 +75,19 @@ async def measure_disk(
     for task in tasks:
         for arm in chance.sample(["disk", "disk control"], 2):
             prefix = prefixes[task] if arm == "disk" else token_ids(chance, task[0])
-            answer = await ask(engine, prefix, arm, chance)
+            reply = await ask(engine, prefix, arm, chance)
             if task not in uncounted:
-                times[task[0], arm].append(answer.timing.ttft_ms)
+                times[task[0], arm].append(reply.timing.ttft_ms)
 
 
 async def ask(
     engine: Engine, prefix: bytes, arm: str, chance: random.Random, *, persist: bool = False
-) -> Answer:
-    """One request of an arm, whose record must say what the arm claims."""
+) -> EngineReply:
+    """Send one request of an arm and check in its record what it read."""
     length = len(prefix) // 4
     reads = arm in ("device", "disk")
     mark = Breakpoint(length, TTL_MS, write=not reads, persist=persist)
-    answer = await engine.ask(
+    reply = await engine.ask(
         request(
             prefix + token_ids(chance, SUFFIX_TOKENS),
             1,
@@ -94,16 +95,16 @@ async def ask(
             breakpoints=() if "control" in arm else (mark,),
         )
     )
-    facts = answer.facts
+    facts = reply.served_record
     expected = {arm: length} if reads else {}
     refused = [grant.reason for grant in facts.grants if grant.outcome == "refused"]
     if facts.reads_by_tier != expected or refused:
         raise BenchError(f"{arm} of {length}: read {facts.reads_by_tier}, refused {refused}")
-    return answer
+    return reply
 
 
 async def saved(engine: Engine) -> None:
-    """Wait until every lease is on disk; a save that failed would be a reader that computes."""
+    """Wait until every lease is on disk. Raises BenchError if one could not be saved."""
     is_saved = False
     while not is_saved:
         stats = await engine.client.stats()
@@ -113,9 +114,9 @@ async def saved(engine: Engine) -> None:
         await asyncio.sleep(0 if is_saved else 0.02)
 
 
-def tell(lengths: list[int], rounds: int, times: Times) -> Report:
-    """The table, one line an arm; the speed-up only where the control allows it."""
-    report = Report(
+def tell(lengths: list[int], rounds: int, times: Times) -> ExhibitResult:
+    """Return the table, a line an arm, with a speed-up where the control allows it."""
+    result = ExhibitResult(
         f"Time to first token by prefix length and tier, {rounds} times each",
         [f"fixed: prefixes of {', '.join(map(str, lengths))}, suffix {SUFFIX_TOKENS}, 1 out"],
         ("prefix, arm", "p50 ms", "95 % interval", "p95 ms", "faster than cold"),
@@ -125,20 +126,20 @@ def tell(lengths: list[int], rounds: int, times: Times) -> Report:
         for arm in arms:
             values = times[length, arm]
             low, high = median_interval(values)
-            report.rows.append((
+            result.rows.append((
                 f"{length:,}, {arm}", median(values), f"{low:,.0f} to {high:,.0f}",
                 percentile(values, 95), speed_up(times, length, arm),
             ))  # fmt: skip
-    report.figures = {f"{length} {arm}": values for (length, arm), values in times.items()}
+    result.figures = {f"{length} {arm}": values for (length, arm), values in times.items()}
     lines: dict[str, list[tuple[float | str, float]]] = {
         arm: [(length, median(times[length, arm])) for length in lengths] for arm in arms
     }
-    report.plot = Plot("lines", "prefix tokens", "time to first token, p50 ms", lines)
-    return report
+    result.plot = Plot("lines", "prefix tokens", "time to first token, p50 ms", lines)
+    return result
 
 
 def speed_up(times: Any, length: int, arm: str) -> str:
-    """Cold over warm, unless the arm's control says that the machine changed."""
+    """Return cold time over warm time, or "void" if the arm's control moved."""
     if arm not in ("device", "disk"):
         return ""
     cold = median(times[length, "cold"])

@@ -1,18 +1,11 @@
-"""What a client counted against what the engine wrote down: where they differ, no figure."""
+"""Compare the client's token counts with the engine's record; a figure needs both to agree."""
 
+from bench.errors import CountsDiffer
 from engine.client import EngineRecord
 
 
-class BenchError(Exception):
-    """A figure would not mean what it says; the exhibit ends with exit code 1."""
-
-
-class CountsDiffer(BenchError):
-    """The client and the engine's record disagree about tokens."""
-
-
 def check_counts(record: EngineRecord, *, prompt_tokens: int, seen_tokens: int) -> None:
-    """The record has the client's counts, and its facts add up. Raises CountsDiffer."""
+    """Check a record's sums and the client's counts against it. Raises CountsDiffer."""
     facts = (
         record.tokens_reused_promised
         + record.tokens_reused_gift
@@ -26,6 +19,6 @@ def check_counts(record: EngineRecord, *, prompt_tokens: int, seen_tokens: int) 
 
 
 def expect(request_id: str, what: str, *, sent: int, recorded: int) -> None:
-    """Two counts of one thing. Raises CountsDiffer."""
+    """Check that two counts of one thing are equal. Raises CountsDiffer."""
     if sent != recorded:
         raise CountsDiffer(f"{request_id}: {sent} {what} at the client, {recorded} in the record")

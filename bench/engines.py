@@ -1,4 +1,4 @@
-"""Engines to measure: `python -m engine` in a folder of its own, asked over its real link."""
+"""Engines to measure: each a `python -m engine` process with its own folder, used over its link."""
 
 import asyncio
 import random
@@ -13,10 +13,13 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from bench.counts import BenchError, check_counts
+from bench.counts import check_counts
+from bench.errors import BenchError
 from bench.timing import Timing
+from bench.workloads import token_ids
 from engine.client import (
     Admitted,
+    Breakpoint,
     EngineClient,
     EngineInfo,
     EngineLost,
@@ -31,15 +34,15 @@ from engine.client import (
 
 START_SECONDS = 180  # the model is read from a cold disk
 HANG_SECONDS = 1_800  # no request of any exhibit takes that long
-# Exhibits queue whole workloads at once; a server would rather say "overloaded" after a minute.
+# Exhibits queue whole workloads at once; the default rejects as overloaded after a minute.
 PATIENCE = ("--max-queue-wait-seconds", str(HANG_SECONDS))
 
 _numbers = count()
 
 
 @dataclass(slots=True)
-class Answer:
-    """What came back: `record` is None if the request was rejected, and `refusal` says why."""
+class EngineReply:
+    """An engine's response; if the request was rejected, `record` is None and `refusal` is why."""
 
     timing: Timing
     admitted_s: float | None = None
@@ -47,15 +50,15 @@ class Answer:
     refusal: str | None = None
 
     @property
-    def facts(self) -> EngineRecord:
-        """The record of a request that must have been admitted."""
+    def served_record(self) -> EngineRecord:
+        """The record. Raises BenchError if the request was rejected."""
         if self.record is None:
             raise BenchError(f"a request was not served: {self.refusal}")
         return self.record
 
 
 class Engine:
-    """`async with Engine(model, ...) as engine:` is a running engine and a client of it."""
+    """An engine process and a client of it, running inside `async with Engine(model, ...)`."""
 
     def __init__(self, model: Path, *flags: str) -> None:
         self._model, self._flags = model, (*PATIENCE, *flags)
@@ -65,14 +68,14 @@ class Engine:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine says it is."""
+        """What the engine reported about itself when the link opened."""
         info = self.client.info
         assert info is not None, "the engine is not connected"
         return info
 
     @property
     def pid(self) -> int:
-        """The engine's process."""
+        """The process id of the engine."""
         assert self._process is not None, "the engine is not running"
         return self._process.pid
 
@@ -84,11 +87,11 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address on which it listens."""
         return f"unix:{self.folder / 'engine.sock'}"
 
     async def start(self) -> None:
-        """Start, and wait until it serves."""
+        """Start the process and wait until it serves."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="kvmeter-bench-")
         process = self._launch()
@@ -100,12 +103,12 @@ class Engine:
             await asyncio.sleep(0.05)
 
     async def restart(self) -> None:
-        """Another process on the same folder: what is on disk is still there."""
+        """Start another process on the same folder, so that what is on disk remains."""
         await self.stop()
         await self.start()
 
     async def stop(self) -> None:
-        """End the process in good order."""
+        """Close the link and shut the process down cleanly."""
         await self.client.close()
         if self._process is not None:
             await asyncio.to_thread(self._process.communicate)  # closes its stdin
@@ -117,48 +120,50 @@ class Engine:
         if self._folder is not None:
             self._folder.cleanup()
 
-    async def ask(self, request: GenerateRequest, *, stop_at: int | None = None) -> Answer:
-        """One request, timed and checked against its record; ended by the client at `stop_at`."""
-        answer = Answer(Timing(perf_counter()))
+    async def ask(self, request: GenerateRequest, *, stop_at: int | None = None) -> EngineReply:
+        """Send one request, time it and check it; the client ends it after `stop_at` tokens."""
+        reply = EngineReply(Timing(perf_counter()))
         try:
             async with asyncio.timeout(HANG_SECONDS):
-                await self._follow(request, answer, stop_at)
+                await self._follow(request, reply, stop_at)
         except TimeoutError:
             raise BenchError(f"{request.request_id} hangs") from None
         except EngineLost as error:
             code = self._process.poll() if self._process else None
             raise BenchError(f"{error} (exit code {code}): {self.log()}") from error
-        timing = answer.timing
-        if answer.record is not None:
+        timing = reply.timing
+        if reply.record is not None:
             check_counts(
-                answer.record,
+                reply.record,
                 prompt_tokens=request.num_prompt_tokens,
                 seen_tokens=len(timing.arrivals_s),
             )
-            timing.output_tokens = answer.record.output_tokens
+            timing.output_tokens = reply.record.output_tokens
             del timing.arrivals_s[timing.output_tokens :]
-        return answer
+        return reply
 
     def log(self) -> str:
-        """The end of what it has said."""
+        """Return the last 1,000 characters of its log."""
         log = (self.folder / "log").read_text(encoding="utf-8", errors="replace")
         return log[-1_000:]
 
-    async def _follow(self, request: GenerateRequest, answer: Answer, stop_at: int | None) -> None:
-        arrivals = answer.timing.arrivals_s
-        generation = self.client.generate(request)
-        async for event in generation:
+    async def _follow(
+        self, request: GenerateRequest, reply: EngineReply, stop_at: int | None
+    ) -> None:
+        arrivals = reply.timing.arrivals_s
+        stream = self.client.generate(request)
+        async for event in stream:
             match event:
                 case Admitted():
-                    answer.admitted_s = perf_counter()
-                case Tokens(_, ids):
-                    arrivals += [perf_counter()] * len(ids)
+                    reply.admitted_s = perf_counter()
+                case Tokens(_, token_ids):
+                    arrivals += [perf_counter()] * len(token_ids)
                     if stop_at is not None and len(arrivals) == stop_at:
-                        generation.finish(stop_at)
+                        stream.finish(stop_at)
                 case Finished(record=record, message=message):
-                    answer.record, answer.refusal = record, message
+                    reply.record, reply.refusal = record, message
                 case Rejected(message=message):
-                    answer.refusal = message
+                    reply.refusal = message
 
     def _launch(self) -> subprocess.Popen[bytes]:
         folder = self.folder
@@ -187,11 +192,11 @@ class Engine:
 
 
 def request(prompt: bytes, max_tokens: int, **fields: Any) -> GenerateRequest:
-    """A greedy request of the one tenant that benches have; its output length is fixed."""
+    """Return a greedy request of fixed output length in the benchmarks' one namespace."""
     values: dict[str, Any] = {
         "request_id": f"req_{next(_numbers)}",
         "namespace": b"bench",
-        "prompt": prompt,
+        "prompt_token_ids": prompt,
         "max_tokens": max_tokens,
         "sampling": Sampling(temperature=0.0),
         "ignore_eos": True,
@@ -201,8 +206,8 @@ def request(prompt: bytes, max_tokens: int, **fields: Any) -> GenerateRequest:
 
 async def ask_all(
     engine: Engine, requests: Iterable[GenerateRequest], stops: Iterable[int | None] | None = None
-) -> list[Answer]:
-    """All at once, as a queue that is never short of work."""
+) -> list[EngineReply]:
+    """Send all requests at once; return the replies in order."""
     requests = list(requests)
     stops = [None] * len(requests) if stops is None else list(stops)
     pairs = zip(requests, stops, strict=True)
@@ -216,8 +221,8 @@ async def ask_at_rate(
     num_requests: int,
     rate_per_second: float,
     chance: random.Random,
-) -> list[Answer]:
-    """Open loop: requests leave at Poisson moments, whatever has been answered by then."""
+) -> list[EngineReply]:
+    """Open loop: send requests with Poisson arrivals, however many are still running."""
     async with asyncio.TaskGroup() as group:
         tasks = []
         due_s = perf_counter()
@@ -229,7 +234,17 @@ async def ask_at_rate(
 
 
 async def warm_up(engine: Engine) -> None:
-    """Two requests that count for nothing: the first steps of a process are slow."""
+    """Run two uncounted requests, since the first steps of a process are slow."""
     for number in range(2):
         prompt = b"".join((1_000 + number + i).to_bytes(4, "little") for i in range(64))
         await engine.ask(request(prompt, 4, namespace=b"warm-up"))
+
+
+async def measure_block_bytes(model: Path, *flags: str) -> int:
+    """Return the bytes of one KV block, read from the stats of an engine of its own."""
+    async with Engine(model, *flags) as engine:
+        block = token_ids(random.Random(0), engine.info.block_size)
+        lease = Breakpoint(engine.info.block_size, 3_600_000, write=True)
+        await engine.ask(request(block, 0, breakpoints=(lease,)))
+        stats = await engine.client.stats()
+        return int(stats["kv_bytes_pinned"] // stats["kv_blocks_pinned"])

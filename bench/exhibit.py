@@ -1,4 +1,4 @@
-"""What every exhibit is run with: its command line, its folder, its exit code."""
+"""The command line, output folder and exit code that all exhibits share."""
 
 import argparse
 import asyncio
@@ -6,15 +6,16 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from bench.counts import BenchError
-from bench.machine import Foreign, describe
-from bench.report import Report, publish
+from bench.errors import BenchError
+from bench.exhibit_result import ExhibitResult
+from bench.machine import ForeignLoad, describe
+from bench.publishing import publish
 
 DEFAULT_MODEL = Path(__file__).parents[1] / "var/models/smollm2-135m-instruct"
 DEFAULT_OUT = Path("var/bench")
 
 Options = argparse.Namespace
-Body = Callable[[Options], Awaitable[Report]]
+Body = Callable[[Options], Awaitable[ExhibitResult]]
 
 
 def present(
@@ -24,22 +25,22 @@ def present(
     extend: Callable[[argparse.ArgumentParser], object] | None = None,
     arguments: Sequence[str] | None = None,
 ) -> None:
-    """Run an exhibit named by its file and publish its report.
+    """Run an exhibit named by its file and publish its result.
 
-    `doc` is the exhibit's docstring: `--help` shows it. A figure that would not mean what it says
-    ends the process with one sentence and exit code 1, and nothing is written. So does a report's
-    fault, after it was written: what is wrong can be read from the figures.
+    `doc` is the exhibit's docstring, which `--help` prints. A BenchError ends the process with one
+    sentence and exit code 1, and nothing is written. A result with a fault is written first and
+    then ends the process in the same way.
     """
     name = Path(sys.argv[0]).stem
-    assert doc is not None, "an exhibit says what it shows"
+    assert doc is not None, "an exhibit has a docstring"
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = parser_of(name, doc)
     if extend is not None:
         extend(parser)
     options = parser.parse_args(arguments)
-    foreign = Foreign()
+    foreign = ForeignLoad()
     try:
-        report = asyncio.run(run(body, options))
+        result = asyncio.run(run(body, options))
     except* BenchError as group:
         sys.exit("\n".join(f"{name}: {error}" for error in leaves(group)))
     facts = {
@@ -50,18 +51,18 @@ def present(
         **describe(),
         "foreign_cores": foreign.cores(),
     }
-    publish(report, name=name, folder=options.out, facts=facts)
-    if report.fault is not None:
-        sys.exit(f"{name}: {report.fault}")
+    publish(result, name=name, folder=options.out, facts=facts)
+    if result.fault is not None:
+        sys.exit(f"{name}: {result.fault}")
 
 
-async def run(body: Body, options: Options) -> Report:
-    """The body as a coroutine, which is what asyncio starts with."""
+async def run(body: Body, options: Options) -> ExhibitResult:
+    """Await the body; `asyncio.run` takes only coroutines."""
     return await body(options)
 
 
 def leaves(group: BaseExceptionGroup[BenchError]) -> list[BenchError]:
-    """The errors in a group of groups."""
+    """Return the errors of nested groups as one list."""
     found: list[BenchError] = []
     for error in group.exceptions:
         found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
@@ -69,13 +70,15 @@ def leaves(group: BaseExceptionGroup[BenchError]) -> list[BenchError]:
 
 
 def parser_of(name: str, doc: str) -> argparse.ArgumentParser:
-    """The flags that every exhibit takes."""
+    """Return a parser with the flags that every exhibit takes."""
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.{name}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="a look in under 30 s, no figure")
+    parser.add_argument(
+        "--quick", action="store_true", help="a run of under 30 s that yields no figure"
+    )
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="the model's folder")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where JSON and PNG go")
     return parser

@@ -1,4 +1,4 @@
-"""Whether memory is flat: a robust line through samples, and one third of a run beside another."""
+"""A test for memory growth: a robust slope, and the last third of a run against the middle one."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -6,25 +6,25 @@ from statistics import median
 
 Point = tuple[float, float]  # minutes since the start, MB
 
-SETTLED_MINUTES = 5  # before that, caches and allocators fill up
-LEAST_MINUTES = 15  # in less, a slope is mostly noise
+SETTLED_MINUTES = 5  # until then caches and allocators fill up
+LEAST_MINUTES = 15  # in a shorter run the slope is mostly noise
 MOST_MB_PER_HOUR = 24.0
 MOST_STEP_MB = 8.0
 
 
 def slope_per_hour(points: Sequence[Point]) -> float:
-    """The median of the slopes between all pairs (Theil-Sen): one odd sample does not tilt it."""
+    """Return the Theil-Sen slope: the median over all pairs, robust against outliers."""
     slopes = [(b - a) / (t - s) for (s, a), (t, b) in combinations(points, 2) if t > s]
     return 60 * median(slopes)
 
 
 def settled(points: Sequence[Point]) -> list[Point]:
-    """The samples that count."""
+    """Return the samples taken after caches and allocators have filled up."""
     return [point for point in points if point[0] >= SETTLED_MINUTES]
 
 
 def step_between_thirds(points: Sequence[Point]) -> float:
-    """The last third's median above the middle third's."""
+    """Return the median of the last third minus the median of the middle third."""
     end = points[-1][0]
     middle = [value for minute, value in points if end / 3 <= minute < 2 * end / 3]
     last = [value for minute, value in points if minute >= 2 * end / 3]
@@ -32,7 +32,7 @@ def step_between_thirds(points: Sequence[Point]) -> float:
 
 
 def find_growth(points: Sequence[Point]) -> str | None:
-    """How memory grows over the run; None if it is flat."""
+    """Return a sentence on how memory grows over the run, or None if it is flat."""
     slope, step = slope_per_hour(settled(points)), step_between_thirds(points)
     if slope > MOST_MB_PER_HOUR:
         return f"memory grows by {slope:.1f} MB an hour; at most {MOST_MB_PER_HOUR}"

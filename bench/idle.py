@@ -1,4 +1,4 @@
-"""What must hold whenever an engine is idle, and what it has of its machine then."""
+"""Checks of an idle engine, and samples of its memory, files and leases."""
 
 import asyncio
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from bench.counts import BenchError
 from bench.engines import Engine
+from bench.errors import BenchError
 from bench.machine import resident_bytes
 
-IDLE_SECONDS = 10  # from the last answer to no request at all, and to as many files as leases
+IDLE_SECONDS = 10  # after the last response, until no request is left and all files are written
 NOTHING = (
     "num_requests_running", "num_requests_waiting", "num_requests_deferred", "kv_blocks_reserved",
     "kv_slots_reserved", "kv_slots_live", "steps_failed_total", "steps_stalled_total",
@@ -21,7 +21,7 @@ NOTHING = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One idle moment."""
+    """What an idle engine uses of its machine at one moment."""
 
     minute: float
     own_mb: float
@@ -34,7 +34,7 @@ class Sample:
 
 
 def check_idle(stats: Mapping[str, float], *, pin_cap: int) -> None:
-    """Free + used = all, with nothing in use but pins. Raises BenchError."""
+    """Check that only pins are in use and that the blocks add up. Raises BenchError."""
     if left := {name: stats[name] for name in NOTHING if stats[name]}:
         raise BenchError(f"an idle engine has {left}")
     free, evictable, pinned, total = (
@@ -48,14 +48,14 @@ def check_idle(stats: Mapping[str, float], *, pin_cap: int) -> None:
 
 
 async def take_sample(engine: Engine, start_s: float) -> Sample:
-    """Wait until the engine is idle, check what must hold, measure."""
+    """Wait until the engine is idle, check it, and return a sample."""
     stats = await wait_idle(engine)
     check_idle(stats, pin_cap=engine.info.pin_cap_blocks)
     return measure(engine, stats, minute=(perf_counter() - start_s) / 60)
 
 
 def measure(engine: Engine, stats: Mapping[str, float], *, minute: float) -> Sample:
-    """What the engine has of its machine now."""
+    """Return what the engine uses of its machine now."""
     return Sample(
         minute=round(minute, 3),
         own_mb=round(resident_bytes(engine.pid, "RssAnon") / 1e6, 2),
@@ -69,7 +69,7 @@ def measure(engine: Engine, stats: Mapping[str, float], *, minute: float) -> Sam
 
 
 async def wait_idle(engine: Engine) -> dict[str, float]:
-    """The engine's stats once it has no request and its lease files are written."""
+    """Wait for no request and for written lease files; return the engine's stats then."""
     deadline_s = perf_counter() + IDLE_SECONDS
     while True:
         stats = await engine.client.stats()
@@ -79,14 +79,14 @@ async def wait_idle(engine: Engine) -> dict[str, float]:
             return stats
         if perf_counter() > deadline_s:
             raise BenchError(
-                f"not idle {IDLE_SECONDS} s after the last answer: {num_busy:.0f} requests, "
+                f"not idle {IDLE_SECONDS} s after the last response: {num_busy:.0f} requests, "
                 f"{num_files} lease files for {stats['lease_files']:.0f} stored leases"
             )
         await asyncio.sleep(0.1)
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes in the files of a folder; those that vanish meanwhile are none."""
+    """Return the bytes in a folder's files; a file removed meanwhile counts as 0."""
     total = 0
     for path in folder.iterdir():
         try:

@@ -1,4 +1,4 @@
-"""A whole installation to measure: `kvmeter up` in a folder of its own, or one that runs."""
+"""A whole installation to measure: a fresh `kvmeter up`, or one that runs already."""
 
 import argparse
 import json
@@ -15,8 +15,9 @@ from typing import Any
 
 import httpx
 
-from bench.counts import BenchError, expect
-from bench.load import Reply, Target
+from bench.chat_client import ChatReply, Target
+from bench.counts import expect
+from bench.errors import BenchError
 
 VERSION = {"anthropic-version": "2023-06-01"}
 IGNORE_EOS = {"x-kvmeter-ignore-eos": "1"}
@@ -24,32 +25,32 @@ IGNORE_EOS = {"x-kvmeter-ignore-eos": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Where it serves and whose key we have."""
+    """The address and a customer key of an installation."""
 
     url: str
     api_key: str
 
     def client(self) -> httpx.Client:
-        """An HTTP client of it."""
+        """Return an HTTP client with the key."""
         headers = {"x-api-key": self.api_key, **VERSION}
         return httpx.Client(base_url=self.url, headers=headers, timeout=300, trust_env=False)
 
     def target(self) -> Target:
-        """The installation as a load client sees it."""
+        """Return the installation as a target of the chat client."""
         with self.client() as client:
             model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
         headers = {"x-api-key": self.api_key, **VERSION, **IGNORE_EOS}
         return Target("kvmeter", self.url, "anthropic", model, headers)
 
-    def check(self, replies: list[Reply]) -> None:
-        """Every record has the counts that the client was told. Raises CountsDiffer."""
+    def check(self, replies: list[ChatReply]) -> None:
+        """Check every reply against its record. Raises CountsDiffer."""
         with self.client() as client:
             for reply in replies:
                 check_record(client, reply)
 
 
-def check_record(client: httpx.Client, reply: Reply) -> dict[str, Any]:
-    """The request's record, once its counts are the client's."""
+def check_record(client: httpx.Client, reply: ChatReply) -> dict[str, Any]:
+    """Return a request's record after comparing its counts. Raises CountsDiffer."""
     path = f"/v1/kvmeter/requests/{reply.request_id}"
     record: dict[str, Any] = client.get(path).raise_for_status().json()
     engine = record["engine"]
@@ -62,7 +63,7 @@ def check_record(client: httpx.Client, reply: Reply) -> dict[str, Any]:
 
 @contextmanager
 def installation(options: argparse.Namespace, **settings: str) -> Iterator[Installation]:
-    """The one that `--url` names, or a fresh one for the time of the run."""
+    """Yield the installation that `--url` names, or a fresh one that ends with the run."""
     if options.url:
         yield Installation(options.url, read_key(options.data_dir))
         return
@@ -88,13 +89,13 @@ def installation(options: argparse.Namespace, **settings: str) -> Iterator[Insta
 
 
 def read_key(data_dir: Path) -> str:
-    """The first customer's key."""
+    """Return the first customer's key."""
     keys = json.loads((data_dir / "first-keys.json").read_text(encoding="utf-8"))
     key: str = keys["api_key"]
     return key
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
-    """The flags that name a running installation."""
+    """Add the flags that name a running installation."""
     parser.add_argument("--url", help="a running server; without it one is started")
     parser.add_argument("--data-dir", type=Path, default=Path("var"), help="the server's data")

@@ -1,29 +1,29 @@
-"""What a long prompt does to those who are decoding, chunked prefill on and off (full: 2 min).
+"""Inter-token latency beside a long prefill, with and without chunking (full: 2 min).
 
-Eight requests decode; once they do, a long prompt arrives. With chunking its prefill takes its
-place in steps beside the decodes; without, one step computes all of it and everyone waits. The gaps
-counted are those of the eight while the long prompt is computed.
+While eight requests decode, a long prompt arrives. With chunking, each step computes a part of it
+beside the decodes; without, one step computes the whole prompt and every decode waits for it. The
+figures are the gaps between tokens of the eight requests while the long prompt is computed.
 """
 
 import asyncio
 import random
 from typing import Any
 
-from bench.counts import BenchError
-from bench.engines import Answer, Engine, request, warm_up
+from bench.engines import Engine, EngineReply, request, warm_up
+from bench.errors import BenchError
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile
 from bench.workloads import token_ids
 
 DECODERS, SHORT_TOKENS = 8, 32
-STEP_TOKENS = 256  # the budget of a step: a chunk is at most what the decodes leave of it
+STEP_TOKENS = 256  # the budget of a step, shared by decodes and chunk
 
 
-async def body(options: Options) -> Report:
-    """One engine with, one without."""
+async def body(options: Options) -> ExhibitResult:
+    """Measure one engine with chunked prefill and one without."""
     long_tokens, outputs, rounds = (1_024, 64, 1) if options.quick else (6_000, 400, 5)
-    report = Report(
+    result = ExhibitResult(
         f"Inter-token latency of {DECODERS} decodes beside a prefill of {long_tokens:,} tokens",
         [f"fixed: {DECODERS} x {SHORT_TOKENS} in, {outputs} out; {long_tokens} in, 1 out"],
         ("chunked prefill", "max ITL ms", "p99 ITL ms", "p50 ITL ms", "alone p50 ITL ms",
@@ -39,16 +39,16 @@ async def body(options: Options) -> Report:
         alone = [gap for run in runs for gap in run["alone"]]
         figures = {"max": max(beside), "p99": percentile(beside, 99), "p50": percentile(beside, 50)}
         ttft = percentile([run["ttft_ms"] for run in runs], 50)
-        report.rows.append((name, *figures.values(), percentile(alone, 50), ttft))
-        report.figures[name] = figures | {"alone_p50": percentile(alone, 50), "ttft_ms": ttft}
+        result.rows.append((name, *figures.values(), percentile(alone, 50), ttft))
+        result.figures[name] = figures | {"alone_p50": percentile(alone, 50), "ttft_ms": ttft}
         for key, value in figures.items():
             bars[key].append((name, value))
-    report.plot = Plot("bars", "chunked prefill", "inter-token latency, ms", bars)
-    return report
+    result.plot = Plot("bars", "chunked prefill", "inter-token latency, ms", bars)
+    return result
 
 
 async def measure(engine: Engine, long_tokens: int, outputs: int, number: int) -> dict[str, Any]:
-    """Gaps of the decoders before and during one long prefill."""
+    """Return the gaps of the decoding requests before and during one long prefill."""
     chance = random.Random(f"interference:{number}")
     async with asyncio.TaskGroup() as group:
         decoding = [
@@ -58,28 +58,28 @@ async def measure(engine: Engine, long_tokens: int, outputs: int, number: int) -
         await decoded(engine, DECODERS * 8)
         long = group.create_task(engine.ask(request(token_ids(chance, long_tokens), 1)))
     begin, end = long.result().timing.sent_s, long.result().timing.arrivals_s[0]
-    answers = [task.result() for task in decoding]
-    if min(a.timing.arrivals_s[-1] for a in answers) < end:
+    replies = [task.result() for task in decoding]
+    if min(r.timing.arrivals_s[-1] for r in replies) < end:
         raise BenchError("the decodes ended before the long prompt was computed")
     return {
-        "alone": [gap for a in answers for gap in gaps(a, 0.0, begin)],
-        "beside": [gap for a in answers for gap in gaps(a, begin, end)],
+        "alone": [gap for r in replies for gap in gaps(r, 0.0, begin)],
+        "beside": [gap for r in replies for gap in gaps(r, begin, end)],
         "ttft_ms": long.result().timing.ttft_ms,
     }
 
 
 async def decoded(engine: Engine, num_tokens: int) -> None:
-    """Wait until the engine has produced so many more tokens."""
+    """Wait until the engine has produced `num_tokens` more tokens."""
     start = produced = (await engine.client.stats())["tokens_output_total"]
     while produced < start + num_tokens:
         await asyncio.sleep(0.01)
         produced = (await engine.client.stats())["tokens_output_total"]
 
 
-def gaps(answer: Answer, begin_s: float, end_s: float) -> list[float]:
-    """Milliseconds of the gaps that overlap a span; a gap counts where it ends or goes on."""
-    arrivals = answer.timing.arrivals_s
-    pairs = zip(arrivals, answer.timing.itls_ms, strict=False)
+def gaps(reply: EngineReply, begin_s: float, end_s: float) -> list[float]:
+    """Return the gaps, in milliseconds, that overlap a span of time."""
+    arrivals = reply.timing.arrivals_s
+    pairs = zip(arrivals, reply.timing.itls_ms, strict=False)
     return [gap for start, gap in pairs if start < end_s and start + gap / 1000 > begin_s]
 
 

@@ -1,18 +1,18 @@
-"""KV memory reserved and not used: contiguous against paged, over time (full: about 15 min).
+"""KV memory reserved but unused, contiguous against paged layout (full: about 15 min).
 
-A client that cannot know its output length asks for the most; contiguous reserves that at
-admission. Each request ends at its drawn length. Both layouts have the same pool, without prefix
-caching, so that a slot is counted once. Waste = 1 - live tokens / reserved slots, averaged over
-steps.
+Clients do not know their output length and send the largest `max_tokens`; the contiguous layout
+reserves that at admission. Each request ends at its drawn length. Both layouts have a pool of the
+same size, without prefix caching, so that each slot is counted once. Waste is 1 - live tokens /
+reserved slots, averaged over steps.
 """
 
 import asyncio
 from time import perf_counter
 from typing import Any
 
-from bench.engines import Answer, Engine, ask_all, request, warm_up
+from bench.engines import Engine, EngineReply, ask_all, request, warm_up
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.workloads import Workload, load
 
 LISTS = ("exponential", "sharegpt", "uniform")
@@ -25,13 +25,13 @@ POOL_BYTES = 1 << 30  # room for about 22 reservations of 2,048 tokens of SmolLM
 SAMPLE_SECONDS = 0.25
 
 
-async def body(options: Options) -> Report:
-    """Both layouts on every list."""
+async def body(options: Options) -> ExhibitResult:
+    """Measure both layouts on every list of lengths."""
     names = LISTS[:1] if options.quick else LISTS
     lists = [load(name) for name in names]
     if options.quick:
         lists = [workload.first(16, shrink=8) for workload in lists]
-    report = Report(
+    result = ExhibitResult(
         "KV waste, contiguous against paged",
         [f"{w.lengths}; max_tokens {w.max_tokens:,}" for w in lists],
         ("list, layout", "waste", "predicted c / p", "most running", "tok/s", "seconds"),
@@ -46,27 +46,27 @@ async def body(options: Options) -> Report:
                 run = await measure(engine, workload)
                 name = f"{workload.name}, {layout}"
                 lines[name] = run["over_time"]
-                report.rows.append((
+                result.rows.append((
                     name, f"{run['waste']:.1%}", PREDICTED[workload.name], run["most_running"],
                     run["tok_s"], run["seconds"],
                 ))  # fmt: skip
-                report.figures[name] = run
-    report.plot = Plot("lines", "seconds", "share of reserved slots without a token", lines)
-    return report
+                result.figures[name] = run
+    result.plot = Plot("lines", "seconds", "share of reserved slots without a token", lines)
+    return result
 
 
 def flags(layout: str) -> tuple[str, ...]:
-    """One pool for both layouts."""
+    """Return the flags of a layout; the pool is the same for both."""
     pool = ("--kv-cache-memory", str(POOL_BYTES))
     return ("--kv-layout", layout, "--no-enable-prefix-caching", *pool)
 
 
 async def measure(engine: Engine, workload: Workload) -> dict[str, Any]:
-    """Everything at t = 0; the slots are watched until it is done."""
+    """Send everything at t = 0 and sample the slots until all requests end."""
     await warm_up(engine)
     before, start_s = await engine.client.stats(), perf_counter()
     watch = asyncio.create_task(sample(engine, start_s))
-    answers = await serve(engine, workload)
+    replies = await serve(engine, workload)
     seconds = perf_counter() - start_s
     watch.cancel()
     samples = (await asyncio.gather(watch, return_exceptions=True))[0]
@@ -79,21 +79,21 @@ async def measure(engine: Engine, workload: Workload) -> dict[str, Any]:
     return {
         "waste": 1 - live / reserved,
         "most_running": int(max((running for _, _, running in samples), default=0)),
-        "tok_s": sum(a.facts.output_tokens for a in answers) / seconds,
+        "tok_s": sum(r.served_record.output_tokens for r in replies) / seconds,
         "seconds": seconds,
         "over_time": [(second, waste) for second, waste, _ in samples],
     }
 
 
-async def serve(engine: Engine, workload: Workload) -> list[Answer]:
-    """Requests that ask for the most and are ended at their length."""
+async def serve(engine: Engine, workload: Workload) -> list[EngineReply]:
+    """Send requests with the largest `max_tokens`; the client ends each at its drawn length."""
     numbers = range(len(workload.jobs))
     requests = [request(workload.prompt(i), workload.max_tokens) for i in numbers]
     return await ask_all(engine, requests, [job.output_tokens for job in workload.jobs])
 
 
 async def sample(engine: Engine, start_s: float) -> list[tuple[float, float, float]]:
-    """(seconds, waste, requests running) until cancelled."""
+    """Collect (seconds, waste, running requests) until cancelled."""
     samples: list[tuple[float, float, float]] = []
     try:
         while True:

@@ -1,32 +1,32 @@
 """The engine's memory beyond weights and KV with 10,000 live leases (full: about 1 min).
 
-Each lease pins one block of its own. What is left of the process's own memory, once weights and
-pinned blocks are taken off, is Python, torch and the bookkeeping. Mapped files (libraries, the
-weights' file) are shown apart: the kernel may drop their pages at any time.
+Each lease pins one block of its own. The figure is the process's anonymous memory minus weights and
+pinned blocks: Python, torch and the bookkeeping. Mapped files (libraries, the weights file) are a
+line of their own, since the kernel may drop their pages at any time.
 """
 
 import asyncio
 import random
 from pathlib import Path
 
-from bench.counts import BenchError
-from bench.engines import Engine, request, warm_up
+from bench.engines import Engine, measure_block_bytes, request, warm_up
+from bench.errors import BenchError
 from bench.exhibit import Options, present
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.machine import resident_bytes
-from bench.report import Plot, Report
 from bench.workloads import token_ids
 from engine.client import Breakpoint
 
 TTL_MS = 3_600_000
 MOST_MB = 300
 AT_ONCE = 256
-SPARE_BLOCKS = 1_024  # a whole context and some
+SPARE_BLOCKS = 1_024  # one context, with a margin
 
 
-async def body(options: Options) -> Report:
-    """Memory before the leases, and with all of them."""
+async def body(options: Options) -> ExhibitResult:
+    """Measure memory before the leases and with all of them."""
     num_leases = 200 if options.quick else 10_000
-    block_bytes = await measure_block(options)
+    block_bytes = await measure_block_bytes(options.model)
     pool = (num_leases + SPARE_BLOCKS) * block_bytes
     flags = ("--kv-cache-memory", str(pool), "--lease-cap-bytes", str(num_leases * block_bytes))
     async with Engine(options.model, *flags) as engine:
@@ -40,7 +40,7 @@ async def body(options: Options) -> Report:
         raise BenchError(f"{stats['leases_live']:.0f} leases live of {num_leases}")
     kv = int(stats["kv_blocks_pinned"]) * block_bytes
     rest = after - weights - kv
-    report = Report(
+    result = ExhibitResult(
         f"Engine memory with {num_leases:,} live leases",
         [f"fixed: {num_leases} x one block in, nothing out"],
         ("part", "MB", "at most"),
@@ -56,37 +56,27 @@ async def body(options: Options) -> Report:
     }
     for part, num_bytes in parts.items():
         limit = f"{MOST_MB}" if part.startswith("beyond") else ""
-        report.rows.append((part, round(num_bytes / 1e6, 1), limit))
-    report.figures = parts
+        result.rows.append((part, round(num_bytes / 1e6, 1), limit))
+    result.figures = parts
     points: list[tuple[float | str, float]] = [
         (name, parts[name] / 1e6)
         for name in ("weights", "KV of the leases", "beyond weights and KV")
     ]
-    report.plot = Plot("bars", "", "MB", {"resident": points})
-    return report
-
-
-async def measure_block(options: Options, *flags: str) -> int:
-    """Bytes of one KV block, asked of an engine that is not measured."""
-    async with Engine(options.model, *flags) as engine:
-        await engine.ask(request(token_ids(random.Random(0), 16), 0, breakpoints=(mark(16),)))
-        stats = await engine.client.stats()
-        return int(stats["kv_bytes_pinned"] // stats["kv_blocks_pinned"])
+    result.plot = Plot("bars", "", "MB", {"resident": points})
+    return result
 
 
 async def pin(engine: Engine, num_leases: int) -> None:
-    """As many different leases, some hundred at a time."""
+    """Create leases of different prefixes, AT_ONCE requests at a time."""
     chance = random.Random("lease memory")
     size = engine.info.block_size
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one() -> None:
         async with gate:
-            answer = await engine.ask(
-                request(token_ids(chance, size), 0, breakpoints=(mark(size),))
-            )
-        if answer.facts.grants[0].outcome != "granted":
-            raise BenchError(f"a lease was {answer.facts.grants[0]}")
+            reply = await engine.ask(request(token_ids(chance, size), 0, breakpoints=(mark(size),)))
+        if reply.served_record.grants[0].outcome != "granted":
+            raise BenchError(f"a lease was {reply.served_record.grants[0]}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(num_leases):
@@ -94,12 +84,12 @@ async def pin(engine: Engine, num_leases: int) -> None:
 
 
 def mark(tokens: int) -> Breakpoint:
-    """A lease for an hour, in memory only."""
+    """Return a breakpoint that asks for a lease of one hour, in memory only."""
     return Breakpoint(tokens, TTL_MS, write=True)
 
 
 def weights_bytes(options: Options, dtype: str) -> int:
-    """The model's parameters in the engine's number format; the files hold float32."""
+    """Return the bytes of the parameters in the engine's dtype; the files hold float32."""
     folder: Path = options.model
     stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return stored // 2 if dtype == "bfloat16" else stored

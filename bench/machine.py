@@ -1,4 +1,4 @@
-"""The machine that figures are from, and how much of it others took meanwhile."""
+"""A description of the machine, and the processor time that other processes took of it."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, versions, commit, date."""
+    """Return processor, cores, memory, versions, commit and date."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -24,14 +24,14 @@ def describe() -> dict[str, Any]:
     }
 
 
-class Foreign:
-    """Cores used by processes that are neither this one nor its children, from start to `cores`."""
+class ForeignLoad:
+    """Cores used by other processes: neither this one nor its children."""
 
     def __init__(self) -> None:
         self._start = (perf_counter(), _busy_ticks(), _own_ticks())
 
     def cores(self) -> float:
-        """The mean since the start; a quiet run has less than 0.15."""
+        """Return the mean since the start; less than 0.15 on a quiet machine."""
         start_s, busy, own = self._start
         seconds = max(1e-9, perf_counter() - start_s)
         ticks = (_busy_ticks() - busy) - (_own_ticks() - own)
@@ -39,12 +39,12 @@ class Foreign:
 
 
 def process_cpu_seconds(pid: int) -> float:
-    """Processor time of a live process, all its threads together."""
+    """Return the processor time of a live process, over all its threads."""
     return sum(_times(_stat(str(pid)))[:2]) / _TICKS
 
 
 def resident_bytes(pid: int, kind: str) -> int:
-    """Memory of a live process that is in RAM; `kind` is RssAnon, its own, or RssFile, mapped."""
+    """Return resident memory of a process; `kind` is RssAnon (its own) or RssFile (mapped)."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024
@@ -73,7 +73,7 @@ def _busy_ticks() -> int:
 
 
 def _own_ticks() -> int:
-    """Ticks of this process and of all below it, ended children included."""
+    """Return the ticks of this process and its descendants, ended children included."""
     stats = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := _stat(entry.name)):
@@ -85,7 +85,7 @@ def _own_ticks() -> int:
 
 
 def _stat(pid: str) -> list[str]:
-    """The fields of a process's stat after its name: state, parent and so on; empty if gone."""
+    """Return the fields of /proc/PID/stat after the name; empty if the process ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""A random mix of requests that keeps leases coming, going and being refused.
+"""Random requests that create, read, nest and refuse leases, from a seed.
 
-A few tenants share their own few documents, which are replaced now and then. Breakpoints nest, end
-anywhere in a block, are of both lease classes, live from a second to an hour.
+Each of a few tenants has a few documents, which its requests share and which are replaced now and
+then. Breakpoints nest, end anywhere in a block, persist or not, and live from a second to an hour.
 """
 
 import random
@@ -19,10 +19,10 @@ HOUR_MS = 3_600_000
 
 
 class Mix:
-    """Requests from a seed, for a context of `context_tokens`."""
+    """A source of requests for a model with a context of `context_tokens`."""
 
     def __init__(self, chance: random.Random, *, context_tokens: int) -> None:
-        """Draw the first documents."""
+        """Draw the first documents of each tenant."""
         self._chance, self._context_tokens = chance, context_tokens
         self._numbers = count()
         self._cuts = [cut for cut in CUTS if cut < context_tokens * 3 // 4]
@@ -31,25 +31,27 @@ class Mix:
         self._previous: GenerateRequest | None = None
 
     def next(self) -> GenerateRequest:
-        """The next request, under an id of its own."""
+        """Return the next request, with a new id."""
         chance = self._chance
         request_id = f"soak_{next(self._numbers)}"
-        if self._previous is not None and chance.random() < 0.15:  # several at once
+        if (
+            self._previous is not None and chance.random() < 0.15
+        ):  # the same request several times at once
             return replace(self._previous, request_id=request_id)
         namespace = chance.choice(NAMESPACES)
         num_shared = chance.choice([0, *self._cuts])
         num_own = chance.randint(1, 60)
         if chance.random() < 0.01:
-            num_own += self._context_tokens  # refused at once
+            num_own += self._context_tokens  # longer than the context: rejected at once
         prompt = self._document_of(namespace)[: num_shared * TOKEN_BYTES]
         prompt += token_ids(chance, num_own)
         marks = self._marks(num_shared, len(prompt) // TOKEN_BYTES)
         self._previous = GenerateRequest(
             request_id=request_id,
             namespace=namespace,
-            prompt=prompt,
+            prompt_token_ids=prompt,
             max_tokens=chance.choice([0, 1, 8, 8, 24, 64, 200]),
-            read_tokens=max((mark.tokens for mark in marks if not mark.write), default=0),
+            read_tokens=max((mark.num_tokens for mark in marks if not mark.write), default=0),
             sampling=Sampling(temperature=chance.choice([0.0, 1.0]), seed=chance.choice([None, 7])),
             breakpoints=marks,
             ignore_eos=True,
@@ -60,7 +62,7 @@ class Mix:
         return token_ids(self._chance, max(self._cuts, default=0))
 
     def _document_of(self, namespace: bytes) -> bytes:
-        """One of a tenant's documents, replaced by a new one now and then."""
+        """Return one of a tenant's documents; one in ten times it is replaced first."""
         number = self._chance.randrange(NUM_DOCUMENTS)
         if self._chance.random() < 0.1:
             self._documents[namespace][number] = self._document()
@@ -72,7 +74,7 @@ class Mix:
         return tuple(self._mark(tokens) for tokens in sorted(set(chosen)))
 
     def _mark(self, tokens: int) -> Breakpoint:
-        """Short ones in memory, longer ones on disk, some of those for a true hour."""
+        """Draw a breakpoint: short-lived in memory, longer-lived on disk, or an hour on disk."""
         kind = self._chance.random()
         if kind < 0.55:
             ttl_ms, persist = self._chance.randint(1_000, 60_000), False

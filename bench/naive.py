@@ -1,8 +1,8 @@
 """Naive `transformers` against the paged engine on W1 (full: about 8 min).
 
-Same weights, number format, token ids and output lengths; interleaved rounds. *One at a time* is a
-generate() call a request, over the first 24; *padded batches* are generate() calls of 8 in order of
-arrival, each to its longest output. Only tokens that were asked for count.
+Weights, dtype, token ids and output lengths are the same; rounds are interleaved. *One at a time*
+is one generate() call a request, for the first 24. *Padded batches* are generate() calls of 8
+requests in order of arrival, each run to its longest output. Only requested tokens count.
 """
 
 from collections.abc import Callable
@@ -14,18 +14,18 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from bench.counts import BenchError
 from bench.engines import Engine, ask_all, request, warm_up
+from bench.errors import BenchError
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.workloads import Workload, load
 
 ALONE_JOBS, BATCH = 24, 8
 AT_LEAST = {"one at a time": 10, "padded batches of 8": 5}
 
 
-async def body(options: Options) -> Report:
-    """Every arm once a round."""
+async def body(options: Options) -> ExhibitResult:
+    """Run every arm once a round."""
     workload, rounds = load("w1"), 3
     if options.quick:
         workload, rounds = workload.first(3, shrink=16), 1
@@ -38,28 +38,28 @@ async def body(options: Options) -> Report:
             arms["one at a time"].append(alone(generate, workload, str(number)))
             arms["padded batches of 8"].append(padded(generate, workload, str(number)))
             arms["kvmeter"].append(await ours(engine, workload, str(number)))
-    report = Report(
+    result = ExhibitResult(
         "Output tokens/s on W1 against transformers",
         [workload.lengths],
         ("arm", "tok/s", "rounds", "kvmeter is faster by", "at least"),
     )
     for arm, speeds in arms.items():
         least = AT_LEAST.get(arm)
-        report.rows.append((
+        result.rows.append((
             arm, median(speeds), " ".join(f"{speed:.1f}" for speed in speeds),
             median(arms["kvmeter"]) / median(speeds) if least else None, least,
         ))  # fmt: skip
-    report.figures = arms
+    result.figures = arms
     points: list[tuple[float | str, float]] = [(arm, median(s)) for arm, s in arms.items()]
-    report.plot = Plot("bars", "", "output tokens/s", {"W1": points})
-    return report
+    result.plot = Plot("bars", "", "output tokens/s", {"W1": points})
+    return result
 
 
 Generate = Callable[[list[bytes], int], int]
 
 
 def load_transformers(options: Options, dtype: str) -> Generate:
-    """A function that generates exactly so many tokens a prompt and returns how many in all."""
+    """Return a function that generates `num_tokens` for each prompt and returns the total."""
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype))
@@ -81,7 +81,7 @@ def load_transformers(options: Options, dtype: str) -> Generate:
 
 
 def alone(generate: Generate, workload: Workload, salt: str) -> float:
-    """One call a request."""
+    """Return output tokens a second with one call a request."""
     jobs = list(enumerate(workload.jobs[:ALONE_JOBS]))
     wanted = sum(job.output_tokens for _, job in jobs)
     start_s = perf_counter()
@@ -92,7 +92,7 @@ def alone(generate: Generate, workload: Workload, salt: str) -> float:
 
 
 def padded(generate: Generate, workload: Workload, salt: str) -> float:
-    """One call a batch, to the longest output in it."""
+    """Return output tokens a second with one call a batch, run to its longest output."""
     start_s = perf_counter()
     for first in range(0, len(workload.jobs), BATCH):
         jobs = workload.jobs[first : first + BATCH]
@@ -102,16 +102,16 @@ def padded(generate: Generate, workload: Workload, salt: str) -> float:
 
 
 async def ours(engine: Engine, workload: Workload, salt: str) -> float:
-    """All at once."""
+    """Return output tokens a second of our engine, with all requests sent at once."""
     start_s = perf_counter()
-    answers = await ask_all(
+    replies = await ask_all(
         engine,
         (
             request(workload.prompt(i, salt=salt), job.output_tokens)
             for i, job in enumerate(workload.jobs)
         ),
     )
-    return sum(a.facts.output_tokens for a in answers) / (perf_counter() - start_s)
+    return sum(r.served_record.output_tokens for r in replies) / (perf_counter() - start_s)
 
 
 if __name__ == "__main__":

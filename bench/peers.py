@@ -1,10 +1,10 @@
-"""W1, W2 and W3 over HTTP, against kvmeter and peers in turn (full: about 5 min, 3 a peer).
+"""Workloads W1, W2, W3 over HTTP: kvmeter and its peers (full: about 5 min, 3 a peer).
 
     python -m bench.peers --peer vllm=http://127.0.0.1:8000 --peer llama=anthropic+http://…:8081
 
 W1: 64 requests at once. W2: one 3,000-token prefix for 32 requests, four at a time, then the same
-prefix again with other suffixes. W3: a single stream. Rounds are interleaved, A B A B, with texts
-that no server has seen; ratios are of medians. kvmeter's counts are checked in its records.
+prefix with other suffixes. W3: a single stream. Rounds alternate between the servers, each with new
+texts; ratios are of medians. For kvmeter, counts are compared with its records.
 """
 
 import argparse
@@ -15,18 +15,18 @@ from typing import Any
 
 import httpx
 
-from bench.counts import BenchError
+from bench.chat_client import ChatReply, ChatRequest, Target, send, send_all, wall_seconds
+from bench.errors import BenchError
 from bench.exhibit import Options, present
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.installations import extend as name_installation
 from bench.installations import installation
-from bench.load import Ask, Reply, Target, send, send_all, wall_seconds
-from bench.report import Plot, Report
 from bench.timing import percentile
 from bench.workloads import load, words
 
 W1_SHORT = "W1 output tokens short of those asked for"
 W2_PREFIX_TOKENS, W2_AT_ONCE = 3_000, 4
-FIGURES = {  # name: whether more is better
+FIGURES = {  # name: whether a larger value is better
     "W1 tok/s": True, "W1 TTFT p50 ms": False, "W1 TPOT p50 ms": False,
     "W2 cold TTFT p50 ms": False, "W2 cold total s": False, "W2 warm TTFT p50 ms": False,
     "W2 warm total s": False, "W3 decode tok/s": True, "W3 prefill tok/s": True,
@@ -34,13 +34,13 @@ FIGURES = {  # name: whether more is better
 Figures = dict[str, float]
 
 
-async def body(options: Options) -> Report:
-    """Every workload on every target, round by round."""
+async def body(options: Options) -> ExhibitResult:
+    """Run every workload on every target, round by round."""
     rounds = 1 if options.quick else options.rounds
     runs: dict[str, list[Figures]] = {}
     with installation(options) as ours:
         targets = [ours.target(), *map(peer, options.peer)]
-        for number in range(-1, rounds):  # the first counts for nothing
+        for number in range(-1, rounds):  # the first round is not counted
             for target in targets:
                 figures, replies = await run(target, str(number), options)
                 if target.name == "kvmeter":
@@ -52,10 +52,10 @@ async def body(options: Options) -> Report:
     return tell(runs, rounds)
 
 
-async def run(target: Target, salt: str, options: Options) -> tuple[Figures, list[Reply]]:
-    """The workloads, one after the other."""
+async def run(target: Target, salt: str, options: Options) -> tuple[Figures, list[ChatReply]]:
+    """Run the chosen workloads on a target, one after the other."""
     figures: Figures = {}
-    replies: list[Reply] = []
+    replies: list[ChatReply] = []
     for name in options.workloads:
         more, came = await WORKLOADS[name](target, salt, quick=options.quick)
         figures |= more
@@ -63,14 +63,14 @@ async def run(target: Target, salt: str, options: Options) -> tuple[Figures, lis
     return figures, replies
 
 
-async def run_w1(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
-    """Everything at once."""
+async def run_w1(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[ChatReply]]:
+    """Run W1: all requests at once."""
     w1 = load("w1").first(8, shrink=8) if quick else load("w1")
-    asks = [
-        Ask(w1.text(i, salt=salt), job.output_tokens, system="Answer the question.")
+    requests = [
+        ChatRequest(w1.text(i, salt=salt), job.output_tokens, system="Answer the question.")
         for i, job in enumerate(w1.jobs)
     ]
-    seconds, replies = await wall_seconds(lambda: send_all(target, asks, at_once=len(asks)))
+    seconds, replies = await wall_seconds(lambda: send_all(target, requests, at_once=len(requests)))
     return {
         "W1 tok/s": sum(r.timing.output_tokens for r in replies) / seconds,
         W1_SHORT: w1.output_tokens - sum(r.timing.output_tokens for r in replies),
@@ -79,18 +79,18 @@ async def run_w1(target: Target, salt: str, *, quick: bool) -> tuple[Figures, li
     }, replies
 
 
-async def run_w2(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
-    """Cold, then warm."""
+async def run_w2(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[ChatReply]]:
+    """Run W2: a shared prefix, cold and then warm."""
     w2 = load("w2")
     half = 4 if quick else len(w2.jobs) // 2
     prefix = words(random.Random(f"w2 prefix {salt}"), 600 if quick else W2_PREFIX_TOKENS)
-    asks = [
-        Ask(w2.text(i, salt=salt), job.output_tokens, system=prefix, mark=True)
+    requests = [
+        ChatRequest(w2.text(i, salt=salt), job.output_tokens, system=prefix, mark=True)
         for i, job in enumerate(w2.jobs[: 2 * half])
     ]
     figures: Figures = {}
-    replies: list[Reply] = []
-    for arm, part in (("cold", asks[:half]), ("warm", asks[half:])):
+    replies: list[ChatReply] = []
+    for arm, part in (("cold", requests[:half]), ("warm", requests[half:])):
         seconds, came = await wall_seconds(
             lambda part=part: send_all(target, part, at_once=W2_AT_ONCE)  # type: ignore[misc]
         )
@@ -102,11 +102,11 @@ async def run_w2(target: Target, salt: str, *, quick: bool) -> tuple[Figures, li
     return figures, replies
 
 
-async def run_w3(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[Reply]]:
-    """One stream: decoding, then a long prompt."""
+async def run_w3(target: Target, salt: str, *, quick: bool) -> tuple[Figures, list[ChatReply]]:
+    """Run W3: one stream that decodes, then one long prompt."""
     w3 = load("w3").first(2, shrink=8) if quick else load("w3")
     decode, prefill = (
-        Ask(w3.text(i, salt=salt), job.output_tokens) for i, job in enumerate(w3.jobs)
+        ChatRequest(w3.text(i, salt=salt), job.output_tokens) for i, job in enumerate(w3.jobs)
     )
     first, second = await send(target, decode), await send(target, prefill)
     return {
@@ -115,12 +115,12 @@ async def run_w3(target: Target, salt: str, *, quick: bool) -> tuple[Figures, li
     }, [first, second]
 
 
-Run = Callable[..., Coroutine[Any, Any, tuple[Figures, list[Reply]]]]
+Run = Callable[..., Coroutine[Any, Any, tuple[Figures, list[ChatReply]]]]
 WORKLOADS: dict[str, Run] = {"w1": run_w1, "w2": run_w2, "w3": run_w3}
 
 
 def peer(text: str) -> Target:
-    """NAME=URL or NAME=anthropic+URL; its model is the first that it lists."""
+    """Parse NAME=URL or NAME=anthropic+URL; use the first model that the server lists."""
     name, _, url = text.partition("=")
     api, plus, rest = url.partition("+")
     if not url or (plus and api not in ("anthropic", "openai")):
@@ -133,12 +133,12 @@ def peer(text: str) -> Target:
     return Target(name, address, "openai", model_id)
 
 
-def tell(runs: dict[str, list[Figures]], rounds: int) -> Report:
-    """Medians, and kvmeter over each peer; above 1 is better for kvmeter in every row."""
+def tell(runs: dict[str, list[Figures]], rounds: int) -> ExhibitResult:
+    """Return medians and ratios; in every row a ratio above 1 favours kvmeter."""
     peers = [name for name in runs if name != "kvmeter"]
     measured = runs["kvmeter"][0].keys()
     workloads = [name for name in WORKLOADS if any(f.startswith(name.upper()) for f in measured)]
-    report = Report(
+    result = ExhibitResult(
         f"{', '.join(workloads).upper()} over HTTP, median of {rounds}",
         [load(name).lengths for name in workloads],
         ("figure", *runs, *(f"better than {name}" for name in peers)),
@@ -148,23 +148,23 @@ def tell(runs: dict[str, list[Figures]], rounds: int) -> Report:
             continue
         medians = {name: median(run[figure] for run in each) for name, each in runs.items()}
         ratios = [medians["kvmeter"] / medians[name] for name in peers]
-        report.rows.append(
+        result.rows.append(
             (figure, *medians.values(), *(r if more_is_better else 1 / r for r in ratios))
         )
     if "w1" in workloads:
         short = {name: each[0][W1_SHORT] for name, each in runs.items()}
-        report.notes.append(f"{W1_SHORT}: {short}")
-    report.figures = dict(runs)
+        result.notes.append(f"{W1_SHORT}: {short}")
+    result.figures = dict(runs)
     bars: dict[str, list[tuple[float | str, float]]] = {
         name: [(f, median(r[f] for r in each)) for f in measured if f in FIGURES and "tok/s" in f]
         for name, each in runs.items()
     }
-    report.plot = Plot("bars", "", "tokens/s", bars)
-    return report
+    result.plot = Plot("bars", "", "tokens/s", bars)
+    return result
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
-    """The exhibit's own flags."""
+    """Add the exhibit's own flags."""
     name_installation(parser)
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--rounds", type=int, default=3)

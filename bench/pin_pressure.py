@@ -1,9 +1,9 @@
-"""Leases up to the last block of the cap, then open-loop load (full: about 5 min).
+"""Open-loop load while leases fill the pin cap (full: about 5 min).
 
-Two arms with the same Poisson arrivals: no leases, and the cap filled until leases are refused.
-Half of the requests ask for a lease of their own, which the full arm must refuse, the other half
-read a pinned prefix (in the empty arm: compute it). Everyone must be answered, the cap must never
-be exceeded, and the refusals are counted.
+Two arms with the same Poisson arrivals: one without leases, one with the cap filled until leases
+are refused. Half of the requests ask for a new lease, which the full arm must refuse; the other
+half read a pinned prefix, or compute it in the arm without leases. Every request must end, the cap
+must never be exceeded, and refusals are counted.
 """
 
 import argparse
@@ -13,10 +13,10 @@ from collections import Counter
 from time import perf_counter
 from typing import Any
 
-from bench.counts import BenchError
-from bench.engines import Answer, Engine, ask_at_rate, request, warm_up
+from bench.engines import Engine, EngineReply, ask_at_rate, request, warm_up
+from bench.errors import BenchError
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import goodput, percentile
 from bench.workloads import token_ids
 from engine.client import Breakpoint, GenerateRequest
@@ -27,10 +27,10 @@ TTFT_MS, TPOT_MS = 2_000, 200  # the objectives that goodput counts
 NUM_LEASES = 12
 
 
-async def body(options: Options) -> Report:
-    """The empty arm, then the full one."""
+async def body(options: Options) -> ExhibitResult:
+    """Run the arm without leases, then the full one."""
     num_requests = 12 if options.quick else 120
-    report = Report(
+    result = ExhibitResult(
         f"Pin pressure, {options.rate} requests/s",
         [f"fixed: {num_requests} x {PROMPT_TOKENS} in, {OUTPUT_TOKENS} out, Poisson arrivals"],
         ("leases", "pinned / cap", "granted", "refused", "overloaded", "TTFT p50 ms", "TTFT p99 ms",
@@ -42,18 +42,18 @@ async def body(options: Options) -> Report:
             await warm_up(engine)
             run = await measure(engine, num_requests, options.rate, full=arm == "cap full")
         bars.append((arm, run["ttft_p99_ms"]))
-        report.rows.append((
+        result.rows.append((
             arm, f"{run['pinned']} / {run['cap']}", run["granted"], run["refused"],
             run["overloaded"], run["ttft_p50_ms"], run["ttft_p99_ms"], run["goodput"],
             run["preemptions"],
         ))  # fmt: skip
-        report.figures[arm] = run
-    report.plot = Plot("bars", "leases", "TTFT p99, ms", {"TTFT p99": bars})
-    return report
+        result.figures[arm] = run
+    result.plot = Plot("bars", "leases", "TTFT p99, ms", {"TTFT p99": bars})
+    return result
 
 
 async def measure(engine: Engine, num_requests: int, rate: float, *, full: bool) -> dict[str, Any]:
-    """One arm."""
+    """Run one arm."""
     chance = random.Random("pin pressure")
     info = engine.info
     most_tokens = info.pin_cap_blocks * info.block_size // NUM_LEASES
@@ -64,16 +64,16 @@ async def measure(engine: Engine, num_requests: int, rate: float, *, full: bool)
     start_s = perf_counter()
     watch = asyncio.create_task(watch_cap(engine))
     requests = [make(prefixes, number, chance, full=full) for number in range(num_requests)]
-    answers = await ask_at_rate(
+    replies = await ask_at_rate(
         engine, requests.__getitem__, num_requests=num_requests, rate_per_second=rate, chance=chance
     )
     seconds = perf_counter() - start_s
     watch.cancel()
     stats = await engine.client.stats()
-    outcomes = Counter(g.outcome for a in answers if a.record for g in a.record.grants if g.write)
+    outcomes = Counter(g.outcome for r in replies if r.record for g in r.record.grants if g.write)
     if full and outcomes["granted"]:
         raise BenchError(f"{outcomes['granted']} leases were granted above a full cap")
-    return summary(answers, seconds) | {
+    return summary(replies, seconds) | {
         "pinned": int(stats["kv_blocks_pinned"]),
         "cap": info.pin_cap_blocks,
         "granted": outcomes["granted"],
@@ -83,7 +83,7 @@ async def measure(engine: Engine, num_requests: int, rate: float, *, full: bool)
 
 
 async def fill(engine: Engine, prefixes: list[bytes], length: int, chance: random.Random) -> None:
-    """Pin a long lease over each prefix, then smaller ones until not a block is left."""
+    """Pin a long lease over each prefix, then smaller ones until the cap is full."""
     block_size = engine.info.block_size
     blocks = max(MARKED_TOKENS, length) // block_size
     heads = list(prefixes)
@@ -91,8 +91,8 @@ async def fill(engine: Engine, prefixes: list[bytes], length: int, chance: rando
         head = heads.pop() if heads else b""
         prompt = head + token_ids(chance, blocks * block_size - len(head) // 4)
         mark = Breakpoint(blocks * block_size, TTL_MS, write=True)
-        answer = await engine.ask(request(prompt, 0, breakpoints=(mark,)))
-        if answer.facts.grants[0].outcome == "refused":
+        reply = await engine.ask(request(prompt, 0, breakpoints=(mark,)))
+        if reply.served_record.grants[0].outcome == "refused":
             blocks //= 2
     stats = await engine.client.stats()
     if heads or stats["kv_blocks_pinned"] != engine.info.pin_cap_blocks:
@@ -102,7 +102,7 @@ async def fill(engine: Engine, prefixes: list[bytes], length: int, chance: rando
 def make(
     prefixes: list[bytes], number: int, chance: random.Random, *, full: bool
 ) -> GenerateRequest:
-    """Odd requests read what is pinned, even ones ask for a lease."""
+    """Return a request: odd numbers read a pinned prefix, even ones ask for a lease."""
     if number % 2:
         prompt = chance.choice(prefixes) + token_ids(chance, PROMPT_TOKENS - MARKED_TOKENS)
         return request(prompt, OUTPUT_TOKENS, read_tokens=MARKED_TOKENS if full else 0)
@@ -110,12 +110,12 @@ def make(
     return request(token_ids(chance, PROMPT_TOKENS), OUTPUT_TOKENS, breakpoints=(mark,))
 
 
-def summary(answers: list[Answer], seconds: float) -> dict[str, Any]:
-    """Latencies of those who were served."""
-    served = [a.timing for a in answers if a.record]
+def summary(replies: list[EngineReply], seconds: float) -> dict[str, Any]:
+    """Return the latencies of the requests that were served."""
+    served = [r.timing for r in replies if r.record]
     ttfts = [timing.ttft_ms for timing in served]
     return {
-        "overloaded": len(answers) - len(served),
+        "overloaded": len(replies) - len(served),
         "ttft_p50_ms": percentile(ttfts, 50),
         "ttft_p99_ms": percentile(ttfts, 99),
         "goodput": goodput(served, seconds=seconds, ttft_ms=TTFT_MS, tpot_ms=TPOT_MS),
@@ -123,7 +123,7 @@ def summary(answers: list[Answer], seconds: float) -> dict[str, Any]:
 
 
 async def watch_cap(engine: Engine) -> None:
-    """Raise as soon as more is pinned than may be."""
+    """Read the stats until cancelled. Raises BenchError if the pin cap is exceeded."""
     while True:
         pinned = (await engine.client.stats())["kv_blocks_pinned"]
         if pinned > engine.info.pin_cap_blocks:
@@ -132,7 +132,7 @@ async def watch_cap(engine: Engine) -> None:
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
-    """The exhibit's own flags."""
+    """Add the exhibit's own flags."""
     parser.add_argument("--rate", type=float, default=1.0, metavar="REQUESTS_PER_SECOND")
     parser.add_argument("--pool-bytes", type=int, default=400 << 20, metavar="BYTES")
 

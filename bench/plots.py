@@ -1,4 +1,4 @@
-"""Plots; the only module that needs matplotlib."""
+"""Plots of results as PNG; the only module that needs matplotlib."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ mpl.use("Agg")
 
 from matplotlib.figure import Figure
 
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 
 
-def draw(report: Report, facts: dict[str, Any], path: Path) -> None:
-    """Write the report's plot as a PNG, with where and when in its corner."""
-    plot = report.plot
+def draw(result: ExhibitResult, facts: dict[str, Any], path: Path) -> None:
+    """Write the result's plot as a PNG, captioned with machine, date and command."""
+    plot = result.plot
     assert plot is not None, "nothing to draw"
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -23,7 +23,7 @@ def draw(report: Report, facts: dict[str, Any], path: Path) -> None:
     else:
         for name, points in plot.series.items():
             axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label=name)
-    axes.set(title=report.title, xlabel=plot.x, ylabel=plot.y)
+    axes.set(title=result.title, xlabel=plot.x, ylabel=plot.y)
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", alpha=0.3)
     axes.legend()

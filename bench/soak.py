@@ -1,11 +1,11 @@
-"""Half an hour at a full pin cap with random ends: nothing leaks, nobody waits (full: 30 min).
+"""Half an hour of random load at a full pin cap: no leak and no hang (full: 30 min).
 
-A small pool, five tenants, leases of both classes that expire, nest, are refused, spilled to disk,
-restored and unpinned; a fifth of the requests is aborted in whatever state it is; a link ends now
-and then. After every half minute or so the engine runs dry: then all blocks must be free, cached or
-pinned, no gauge may count a request, the journal must agree with every client, and memory, open
-files and folders are measured. In runs of 15 minutes or more, memory that is not flat after the
-first five is a failure, too.
+Five tenants share a small pool. Their leases, persistent or not, nest, expire, are refused, spill
+to disk, are restored and unpinned. A fifth of the requests is aborted in a random state, and now
+and then a link is closed. Every half minute or so the load pauses until the engine is idle. Then
+all blocks must be free, cached or pinned, no gauge may count a request, and the journal must agree
+with every client; memory, open files and folders are measured. A run of 15 minutes or more also
+fails if memory grows after the first five minutes.
 """
 
 import argparse
@@ -18,9 +18,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from time import perf_counter
 
-from bench.counts import BenchError
-from bench.engines import Engine
+from bench.engines import Engine, measure_block_bytes
+from bench.errors import BenchError
 from bench.exhibit import Options, present
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.flatness import (
     LEAST_MINUTES,
     MOST_MB_PER_HOUR,
@@ -31,9 +32,7 @@ from bench.flatness import (
     step_between_thirds,
 )
 from bench.idle import Sample, check_idle, take_sample, wait_idle
-from bench.lease_memory import measure_block
 from bench.mix import Mix
-from bench.report import Plot, Report
 from bench.traffic import Tally, Traffic
 
 CONTEXT_TOKENS, BLOCK_TOKENS = 1_024, 16
@@ -41,53 +40,53 @@ CONTEXT_BLOCKS = CONTEXT_TOKENS // BLOCK_TOKENS
 CAP_BLOCKS, QUOTA_BLOCKS, DISK_BLOCKS = 48, 22, 160
 QUEUE_WAIT_SECONDS = 8
 AT_ONCE, MAX_NUM_SEQS, STEP_TOKENS = 16, 8, 256
-MOST_MORE_FILES = 2  # the lease writer's, and a journal file that is being replaced
+MOST_MORE_FILES = 2  # the lease writer's file, and a journal file that is being replaced
 
 
-async def body(options: Options) -> Report:
-    """One engine, loaded and left idle by turns."""
+async def body(options: Options) -> ExhibitResult:
+    """Load one engine and let it idle, alternately."""
     chance = random.Random(options.seed)
     minutes = 0.2 if options.quick else options.minutes
     with tempfile.TemporaryDirectory(prefix="kvmeter-soak-") as folder:
         model = with_short_context(options.model, Path(folder) / options.model.name)
-        block_bytes = await measure_block(argparse.Namespace(model=model), "--dtype", options.dtype)
+        block_bytes = await measure_block_bytes(model, "--dtype", options.dtype)
         async with Engine(model, "--dtype", options.dtype, *flags(block_bytes)) as engine:
             mix = Mix(chance, context_tokens=CONTEXT_TOKENS)
             traffic = Traffic(engine, mix, chance, queue_wait_seconds=QUEUE_WAIT_SECONDS)
             try:
                 samples = await soak(engine, traffic, chance, minutes=minutes)
-                stats = await give_all_back(engine, traffic)
+                stats = await unpin_everything(engine, traffic)
             finally:
                 await traffic.close()
     points = [(sample.minute, sample.own_mb) for sample in samples]
     check_files(samples)
     is_judged = samples[-1].minute >= LEAST_MINUTES
-    report = Report(
+    result = ExhibitResult(
         f"Soak, {samples[-1].minute:.0f} min at the pin cap, seed {options.seed}",
         [f"random: 1 to {CONTEXT_TOKENS + 60} in, 0 to 200 out, {AT_ONCE} clients"],
         ("what", "count"),
     )
-    report.rows = [*rows(traffic, samples, stats)]
+    result.rows = [*rows(traffic, samples, stats)]
     if is_judged:
         slope = slope_per_hour(settled(points))
         step = step_between_thirds(points)
-        report.fault = find_growth(points) or find_idleness(traffic.tally, stats)
-        report.rows.append((f"own memory, MB an hour (at most {MOST_MB_PER_HOUR})", slope))
-        report.rows.append((f"last third above the middle, MB (at most {MOST_STEP_MB})", step))
+        result.fault = find_growth(points) or find_missing_coverage(traffic.tally, stats)
+        result.rows.append((f"own memory, MB an hour (at most {MOST_MB_PER_HOUR})", slope))
+        result.rows.append((f"last third above the middle, MB (at most {MOST_STEP_MB})", step))
     else:
-        report.notes.append(f"memory is not judged in less than {LEAST_MINUTES} minutes")
-    report.figures = {"tally": plain(traffic.tally), "stats": stats,
+        result.notes.append(f"memory is not judged in less than {LEAST_MINUTES} minutes")
+    result.figures = {"tally": plain(traffic.tally), "stats": stats,
                       "samples": [asdict(sample) for sample in samples]}  # fmt: skip
-    report.plot = Plot("lines", "minutes", "MB, blocks", {
+    result.plot = Plot("lines", "minutes", "MB, blocks", {
         "own memory, MB": list(points),
         "pinned blocks": [(sample.minute, sample.pinned) for sample in samples],
         "lease files, MB": [(sample.minute, sample.leases_mb) for sample in samples],
     })  # fmt: skip
-    return report
+    return result
 
 
 def flags(block_bytes: int) -> tuple[str, ...]:
-    """A pool of one context beside the cap: with the cap full, a few requests fill it."""
+    """Return flags for a pool of the pin cap and one context, which a few requests fill."""
     sizes = {
         "--kv-cache-memory": (CONTEXT_BLOCKS + CAP_BLOCKS) * block_bytes,
         "--lease-cap-bytes": CAP_BLOCKS * block_bytes,
@@ -102,7 +101,7 @@ def flags(block_bytes: int) -> tuple[str, ...]:
 
 
 def with_short_context(model: Path, folder: Path) -> Path:
-    """The same model with a context of CONTEXT_TOKENS, so that its pool can be small."""
+    """Write the model's folder with a context of CONTEXT_TOKENS, so that a small pool serves it."""
     folder.mkdir()
     for path in model.iterdir():
         if path.name == "config.json":
@@ -117,7 +116,7 @@ def with_short_context(model: Path, folder: Path) -> Path:
 async def soak(
     engine: Engine, traffic: Traffic, chance: random.Random, *, minutes: float
 ) -> list[Sample]:
-    """Load and idle moments by turns; what each idle moment measured."""
+    """Alternate load and idle moments; return a sample of each idle moment."""
     start_s = perf_counter()
     samples: list[Sample] = []
     while (left_s := start_s + 60 * minutes - perf_counter()) > 0:
@@ -128,8 +127,8 @@ async def soak(
     return samples
 
 
-async def give_all_back(engine: Engine, traffic: Traffic) -> dict[str, float]:
-    """Without its leases the engine has nothing left, in no tier."""
+async def unpin_everything(engine: Engine, traffic: Traffic) -> dict[str, float]:
+    """Unpin every lease and check that no tier keeps anything. Raises BenchError."""
     await traffic.unpin_all()
     stats = await wait_idle(engine)
     check_idle(stats, pin_cap=0)
@@ -138,21 +137,21 @@ async def give_all_back(engine: Engine, traffic: Traffic) -> dict[str, float]:
     return stats
 
 
-def find_idleness(tally: Tally, stats: Mapping[str, float]) -> str | None:
-    """What of leases was never under load, so that the run shows nothing of it."""
+def find_missing_coverage(tally: Tally, stats: Mapping[str, float]) -> str | None:
+    """Return which part of the lease code the load never reached, or None."""
     counts = {
         "the cap was never full": tally.num_probes_full,
         "no lease was refused for the cap": tally.grants["capacity"],
-        "no pin was given up": stats["lease_given_up_total"],
+        "no spilled lease was unpinned": stats["lease_given_up_total"],
         "no lease was read from disk": stats["lease_files_read_total"],
         "no lease expired": stats["lease_expired_total"],
-        "nobody was preempted": stats["preemptions_total"],
+        "no request was preempted": stats["preemptions_total"],
     }
     return next((fault for fault, count in counts.items() if not count), None)
 
 
 def check_files(samples: Sequence[Sample]) -> None:
-    """Raise BenchError if open files pile up."""
+    """Check that the number of open files does not grow. Raises BenchError."""
     first = samples[0].num_files_open
     if (most := max(sample.num_files_open for sample in samples)) > first + MOST_MORE_FILES:
         raise BenchError(f"{most} files open at idle, {first} at first")
@@ -161,7 +160,7 @@ def check_files(samples: Sequence[Sample]) -> None:
 def rows(
     traffic: Traffic, samples: Sequence[Sample], stats: dict[str, float]
 ) -> list[tuple[str, float | str]]:
-    """The table."""
+    """Return the rows of the table."""
     tally = traffic.tally
     answered = sum(tally.outcomes.values())
     table: list[tuple[str, float | str]] = [("requests", answered), ("idle moments", len(samples))]
@@ -171,7 +170,7 @@ def rows(
     table += [
         ("cap nine tenths full, share of probes", tally.num_probes_full / max(1, tally.num_probes)),
         ("leases unpinned", tally.num_unpinned), ("links ended", tally.num_relinks),
-        ("longest wait for an answer, s", tally.longest_queue_s),
+        ("longest wait for admission, s", tally.longest_queue_s),
         ("longest abort, s", tally.longest_abort_s),
         ("longest wait between two steps, s", tally.longest_probe_s),
     ]  # fmt: skip
@@ -189,18 +188,18 @@ def rows(
 
 
 def nearest(samples: Sequence[Sample], minute: int) -> Sample:
-    """The sample that was taken closest to a minute of the run."""
+    """Return the sample taken closest to a minute of the run."""
     return min(samples, key=lambda sample: abs(sample.minute - minute))
 
 
 def plain(tally: Tally) -> dict[str, object]:
-    """For JSON."""
+    """Return the tally as plain values for JSON."""
     values = {each.name: getattr(tally, each.name) for each in fields(tally)}
     return {name: dict(v) if isinstance(v, Counter) else v for name, v in values.items()}
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
-    """The exhibit's own flags."""
+    """Add the exhibit's own flags."""
     parser.add_argument("--minutes", type=float, default=30.0, metavar="MINUTES")
     parser.add_argument("--dtype", default="auto", metavar="{auto,float32,bfloat16}")
     parser.add_argument("--seed", type=int, default=1, metavar="N")

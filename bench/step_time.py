@@ -1,7 +1,7 @@
-"""What a step costs beside the model: scheduler, bookkeeping and journal (full: about 20 s).
+"""The cost of a step without the model: scheduler, bookkeeping, journal (full: about 20 s).
 
-The real core and journal around a runner that answers at once: 64 sequences decode, and as many
-again come and go. Everything is on one thread.
+The real core and journal run on one thread with a runner that returns at once. First 64 sequences
+decode; then each one that ends is replaced.
 """
 
 import random
@@ -10,10 +10,10 @@ from contextlib import closing
 from pathlib import Path
 from time import perf_counter
 
-from bench.counts import BenchError
 from bench.engines import request
+from bench.errors import BenchError
 from bench.exhibit import Options, present
-from bench.report import Plot, Report
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.timing import percentile
 from bench.workloads import token_ids
 from engine.config import EngineConfig
@@ -27,40 +27,40 @@ MOST_MS = 1.0
 
 
 class InstantRunner:
-    """Samples the same token for everyone, at once."""
+    """A runner that samples the same token for every row, without a model."""
 
-    num_rows = 0  # of the last step
+    num_rows = 0  # rows of the last step
 
     def execute(self, plan: Plan) -> list[int]:
-        """One token for each row that samples."""
+        """Return one token for each row that samples."""
         self.num_rows = len(plan.rows)
         return [7 for row in plan.rows if row.samples]
 
 
-async def body(options: Options) -> Report:
-    """Steady decoding, then a newcomer for everyone who ends."""
+async def body(options: Options) -> ExhibitResult:
+    """Time steady decoding, then turnover: a new request for each that ends."""
     num_steps = 200 if options.quick else 5_000
-    report = Report(
+    result = ExhibitResult(
         f"A step without the model, batch {BATCH}",
         [f"fixed: {BATCH} x {PROMPT_TOKENS} in; turnover: outputs uniform 16 to 64"],
         ("load", "p50 ms", "p99 ms", "max ms", "at most (p50)"),
     )
     for load, outputs in (("decoding", (num_steps + 8,) * 2), ("turnover", (16, 64))):
         times = measure(num_steps, *outputs)
-        report.rows.append(
+        result.rows.append(
             (load, percentile(times, 50), percentile(times, 99), max(times), f"{MOST_MS} ms")
         )
-        report.figures[load] = times
+        result.figures[load] = times
     lines: dict[str, list[tuple[float | str, float]]] = {
         load: [(percent, percentile(times, percent)) for percent in range(101)]
-        for load, times in report.figures.items()
+        for load, times in result.figures.items()
     }
-    report.plot = Plot("lines", "percentile", "ms a step", lines)
-    return report
+    result.plot = Plot("lines", "percentile", "ms a step", lines)
+    return result
 
 
 def measure(num_steps: int, least: int, most: int) -> list[float]:
-    """Milliseconds of each step with a full batch."""
+    """Return the milliseconds of each step with a full batch."""
     chance = random.Random("step time")
     config = EngineConfig(
         num_blocks=65_536, max_model_len=8_192, vocab_size=49_152, pin_cap_blocks=49_152,

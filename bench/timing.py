@@ -1,4 +1,4 @@
-"""What a client times, as `vllm bench serve` defines it: TTFT, TPOT, ITL, E2EL, goodput."""
+"""Client-side latencies as `vllm bench serve` defines them: TTFT, TPOT, ITL, E2EL, goodput."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Timing:
-    """One request's moments in seconds of one clock; `arrivals_s` has one for each output token.
+    """When a request was sent and when each output token arrived, in seconds of one clock.
 
-    Where a server sends text instead of tokens, `arrivals_s` has one for each piece, and
-    `output_tokens` is what the server counted.
+    If a server sends text instead of tokens, `arrivals_s` has one time for each piece of text and
+    `output_tokens` is the server's count.
     """
 
     sent_s: float
@@ -24,7 +24,7 @@ class Timing:
 
     @property
     def e2el_ms(self) -> float:
-        """End to end: to the last token."""
+        """End-to-end latency: the time to the last token."""
         return (self.arrivals_s[-1] - self.sent_s) * 1000
 
     @property
@@ -40,7 +40,7 @@ class Timing:
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """Linear between the two nearest values. The values must not be empty."""
+    """Return a percentile, linear between the two nearest values. `values` must not be empty."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     low = int(place)
@@ -49,7 +49,7 @@ def percentile(values: Iterable[float], percent: float) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % confidence interval of the median, by order statistics."""
+    """Return a 95 % confidence interval of the median, by order statistics."""
     ordered = sorted(values)
     reach = 0.98 * math.sqrt(len(ordered))
     low = max(0, math.floor(len(ordered) / 2 - reach))
@@ -58,6 +58,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def goodput(timings: Sequence[Timing], *, seconds: float, ttft_ms: float, tpot_ms: float) -> float:
-    """Requests a second that met both objectives."""
+    """Return the requests a second that met both objectives."""
     met = [t for t in timings if t.ttft_ms <= ttft_ms and t.tpot_ms <= tpot_ms]
     return len(met) / seconds

@@ -1,10 +1,9 @@
-"""How much sooner a customer's first token comes when the prefix is cached (full: 1 min).
+"""Time to first token with and without a cached prefix, over the public API (full: 1 min).
 
-Through the whole of `kvmeter up`, three arms, interleaved: *cold* writes a fresh 3,000-token
-prefix, *warm* reads it with another question, *control* sends a prefix never seen before, so that a
-machine that merely warmed up shows. Every arm's usage and engine record are checked before its time
-counts. The warm arm may take a quarter of the cold one; more would mean that the prefix was
-computed.
+Three interleaved arms, each through a complete `kvmeter up`: *cold* writes a fresh 3,000-token
+prefix, *warm* reads it with another question, and *control* sends a new prefix, to show whether the
+machine changed during the run. A time counts only if usage and engine record agree with its arm.
+The exhibit fails if the warm arm takes more than a quarter of the cold one's time.
 """
 
 import argparse
@@ -14,12 +13,12 @@ from statistics import median
 
 import httpx
 
-from bench.counts import BenchError
+from bench.chat_client import ChatRequest, Target, send
+from bench.errors import BenchError
 from bench.exhibit import Options, present
+from bench.exhibit_result import ExhibitResult, Plot
 from bench.installations import check_record, installation
 from bench.installations import extend as name_installation
-from bench.load import Ask, Target, send
-from bench.report import Plot, Report
 from bench.timing import median_interval
 from bench.workloads import words
 
@@ -27,8 +26,8 @@ WARM_SHARE_MAX = 0.25  # of the cold time
 CONTROL_MOVES_MOST = 0.25
 
 
-async def body(options: Options) -> Report:
-    """Run the arms; a first round counts for nothing."""
+async def body(options: Options) -> ExhibitResult:
+    """Run the arms; the first round is not counted."""
     rounds, prefix_tokens = (2, 1_000) if options.quick else (options.rounds, 3_000)
     chance = random.Random(options.seed)
     arms: dict[str, list[float]] = {"cold": [], "warm": [], "control": []}
@@ -49,8 +48,8 @@ async def body(options: Options) -> Report:
 async def ask(
     target: Target, client: httpx.Client, prefix: str, question: str, *, expects: str
 ) -> float:
-    """Milliseconds to the first piece of text, once the books agree."""
-    reply = await send(target, Ask(question, 8, system=prefix, mark=expects != "plain"))
+    """Send one request, check its bill, and return its time to first token in milliseconds."""
+    reply = await send(target, ChatRequest(question, 8, system=prefix, mark=expects != "plain"))
     record = check_record(client, reply)
     usage, engine = record["usage"], record["engine"]
     read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
@@ -62,10 +61,12 @@ async def ask(
     return reply.timing.ttft_ms
 
 
-def tell(arms: dict[str, list[float]], rounds: int, prefix_tokens: int, options: Options) -> Report:
-    """The table. Raises BenchError for a warm arm that is not warm or a control that moved."""
+def tell(
+    arms: dict[str, list[float]], rounds: int, prefix_tokens: int, options: Options
+) -> ExhibitResult:
+    """Return the table. Raises BenchError if the warm arm is slow or the control moved."""
     medians = {arm: median(times) for arm, times in arms.items()}
-    report = Report(
+    result = ExhibitResult(
         f"Time to first token, {prefix_tokens:,}-token prefix, median of {rounds}",
         [f"fixed: prefix {prefix_tokens}, seed {options.seed}"],
         ("arm", "ms", "95 % interval", "x cold"),
@@ -73,20 +74,20 @@ def tell(arms: dict[str, list[float]], rounds: int, prefix_tokens: int, options:
     for arm, times in arms.items():
         low, high = median_interval(times)
         interval = f"{low:,.0f} to {high:,.0f}"
-        report.rows.append((arm, medians[arm], interval, medians[arm] / medians["cold"]))
+        result.rows.append((arm, medians[arm], interval, medians[arm] / medians["cold"]))
     if not options.quick:
         if medians["warm"] > WARM_SHARE_MAX * medians["cold"]:
             raise BenchError("the warm arm took more than a quarter of the cold one")
         if abs(medians["control"] / medians["cold"] - 1) > CONTROL_MOVES_MOST:
             raise BenchError(f"the control moved: {medians}")
-    report.figures = dict(arms)
+    result.figures = dict(arms)
     points: list[tuple[float | str, float]] = list(medians.items())
-    report.plot = Plot("bars", "", "time to first token, ms", {"p50": points})
-    return report
+    result.plot = Plot("bars", "", "time to first token, ms", {"p50": points})
+    return result
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
-    """The exhibit's own flags."""
+    """Add the exhibit's own flags."""
     name_installation(parser)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)

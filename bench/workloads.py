@@ -1,10 +1,10 @@
-"""The workloads: lengths from committed lists, words and token ids from seeds.
+"""Workloads: lengths from committed lists, words and token ids from seeds.
 
-A list has the lengths of N requests. Drawn lists are stratified: the lengths are the N midpoint
-quantiles of the distribution, shuffled by the seed, so that 256 requests have the tail that they
-claim. W1 to W3 keep the lengths that the peers were measured with.
+A list holds the lengths of N requests. Drawn lists are stratified: the N midpoint quantiles of the
+distribution, shuffled by the seed, so that even 256 requests have the distribution's tail. W1 to W3
+keep the lengths with which the peers were measured.
 
-    python -m bench.workloads      # writes the drawn lists again
+    python -m bench.workloads      # writes the drawn lists anew
 """
 
 import json
@@ -23,7 +23,7 @@ FIRST_ID, LAST_ID = 1_000, 40_000  # ordinary tokens: no special one, none outsi
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: how long its prompt is and how many tokens it will produce."""
+    """The lengths of one request's prompt and output."""
 
     prompt_tokens: int
     output_tokens: int
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of arrival; `max_tokens` is what a client that knows no better asks for."""
+    """Requests in order of arrival; `max_tokens` is for clients that do not know their length."""
 
     name: str
     lengths: str
@@ -40,7 +40,7 @@ class Workload:
     jobs: tuple[Job, ...]
 
     def first(self, num_jobs: int, *, shrink: int = 1) -> "Workload":
-        """The first few jobs with lengths divided by `shrink`: for a quick look, never a figure."""
+        """Return the first jobs with lengths divided by `shrink`, for runs without figures."""
         jobs = tuple(
             Job(max(1, job.prompt_tokens // shrink), max(1, job.output_tokens // shrink))
             for job in self.jobs[:num_jobs]
@@ -54,40 +54,40 @@ class Workload:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens of all jobs."""
+        """The output tokens of all jobs together."""
         return sum(job.output_tokens for job in self.jobs)
 
     def prompt(self, number: int, *, salt: str = "") -> bytes:
-        """Job `number`'s prompt as packed token ids; another salt, another prompt."""
+        """Return a job's prompt as packed token ids; each salt gives another prompt."""
         chance = random.Random(f"{self.name}:{self.seed}:{number}:{salt}")
         return token_ids(chance, self.jobs[number].prompt_tokens)
 
     def text(self, number: int, *, salt: str = "") -> str:
-        """Job `number`'s prompt as words of one token each."""
+        """Return a job's prompt as words of one token each."""
         chance = random.Random(f"{self.name}:{self.seed}:{number}:{salt}")
         return words(chance, self.jobs[number].prompt_tokens)
 
 
 def load(name: str) -> Workload:
-    """A committed list."""
+    """Read a committed list."""
     plain = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return Workload(**plain | {"jobs": tuple(Job(*pair) for pair in plain["jobs"])})
 
 
 def token_ids(chance: random.Random, num_tokens: int) -> bytes:
-    """Random ordinary tokens, packed as the engine takes them."""
+    """Return random ordinary tokens, packed as the engine takes them."""
     ids = (chance.randrange(FIRST_ID, LAST_ID) for _ in range(num_tokens))
     return struct.pack(f"<{num_tokens}I", *ids)
 
 
 def words(chance: random.Random, num_tokens: int) -> str:
-    """Random words that SmolLM2's tokenizer makes into `num_tokens` tokens, one a word."""
+    """Return `num_tokens` random words, each one token in SmolLM2's tokenizer."""
     vocabulary = json.loads((FOLDER / "words.json").read_text(encoding="utf-8"))
     return "".join(f" {chance.choice(vocabulary)}" for _ in range(num_tokens))
 
 
 def draw(name: str) -> Workload:
-    """A drawn list, made anew."""
+    """Draw a list from its seed."""
     return DRAWN[name](name)
 
 
@@ -154,7 +154,7 @@ DRAWN: dict[str, Callable[[str], Workload]] = {
 
 
 def main() -> None:
-    """Write every drawn list."""
+    """Write every drawn list to its file."""
     for name in DRAWN:
         plain: dict[str, Any] = asdict(draw(name))
         jobs = [(job["prompt_tokens"], job["output_tokens"]) for job in plain.pop("jobs")]

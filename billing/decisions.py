@@ -9,11 +9,13 @@ from typing import Literal
 from sqlalchemy import Connection, insert, select
 
 from billing.booking import last_booked_at_ms
-from billing.errors import HoldNotFound, HoldNotOpen
+from billing.errors import HoldInUse, HoldNotOpen
 from billing.facts import EngineFacts
+from billing.holds import hold_row
+from billing.owners import is_running
 from billing.rows import from_row, to_row
-from billing.settlement import Settlement, release, settle
-from billing.tables import hold_decisions, holds
+from billing.settlement import CutBy, Settlement, release, settle
+from billing.tables import hold_decisions
 
 RELEASE_REASON = "operator"
 
@@ -30,26 +32,56 @@ class Decision:
 
 
 def release_by_operator(
-    conn: Connection, *, request_id: str, actor: str, reason: str, now_ms: int
+    conn: Connection,
+    *,
+    request_id: str,
+    actor: str,
+    reason: str,
+    now_ms: int,
+    force: bool = False,
 ) -> Settlement:
-    """Release an open hold: the request is free. Raises HoldNotFound or HoldNotOpen."""
-    _require_open(conn, request_id)
-    settlement = release(conn, request_id=request_id, reason=RELEASE_REASON, ended_at_ms=now_ms)
+    """Release an open hold: the request is free.
+
+    `force` also closes the hold of a gateway that runs; its own close then changes nothing. Raises
+    HoldNotFound, HoldNotOpen or HoldInUse.
+    """
+    owner_boot_id = _closable(conn, request_id, force=force)
+    settlement = release(
+        conn,
+        request_id=request_id,
+        owner_boot_id=owner_boot_id,
+        reason=RELEASE_REASON,
+        ended_at_ms=now_ms,
+    )
     _record(conn, settlement, "released", actor=actor, reason=reason)
     return settlement
 
 
 def settle_by_operator(
-    conn: Connection, *, request_id: str, facts: EngineFacts, actor: str, reason: str, now_ms: int
+    conn: Connection,
+    *,
+    request_id: str,
+    facts: EngineFacts,
+    cut_by: CutBy | None = None,
+    actor: str,
+    reason: str,
+    now_ms: int,
+    force: bool = False,
 ) -> Settlement:
     """Settle an open hold from an engine record, by the same table as any other request.
 
-    Raises HoldNotFound or HoldNotOpen, or InconsistentFacts or RowUnreadable, after which the hold
-    is open as before.
+    Raises as `release_by_operator`, and InconsistentFacts or RowUnreadable, after which the hold is
+    open as before.
     """
-    _require_open(conn, request_id)
+    owner_boot_id = _closable(conn, request_id, force=force)
     settlement = settle(
-        conn, request_id=request_id, facts=facts, ended_at_ms=now_ms, stop_reason=None
+        conn,
+        request_id=request_id,
+        owner_boot_id=owner_boot_id,
+        facts=facts,
+        ended_at_ms=now_ms,
+        stop_reason=None,
+        cut_by=cut_by,
     )
     _record(conn, settlement, "settled", actor=actor, reason=reason)
     return settlement
@@ -62,12 +94,15 @@ def decision_on(conn: Connection, request_id: str) -> Decision | None:
     return None if row is None else from_row(Decision, row)
 
 
-def _require_open(conn: Connection, request_id: str) -> None:
-    state = conn.scalar(select(holds.c.state).where(holds.c.request_id == request_id))
-    if state is None:
-        raise HoldNotFound(request_id)
-    if state != "open":
-        raise HoldNotOpen(request_id, state=state)
+def _closable(conn: Connection, request_id: str, *, force: bool) -> str:
+    """Return the owner of a hold that may be closed by hand."""
+    hold = hold_row(conn, request_id)
+    owner_boot_id: str = hold["owner_boot_id"]
+    if hold["state"] != "open":
+        raise HoldNotOpen(request_id, state=hold["state"])
+    if not force and is_running(conn, owner_boot_id):
+        raise HoldInUse(request_id, owner_boot_id=owner_boot_id)
+    return owner_boot_id
 
 
 def _record(

@@ -11,7 +11,11 @@ BillingError
 ├── PriceCardChanged        a published card was edited instead of followed by a new version
 ├── HoldNotFound            no hold was opened under this request id
 ├── HoldNotOpen             the hold is settled or released
+├── HoldInUse               the hold's gateway runs, and will close it
 ├── RowUnreadable           a stored value is not what its column holds
+├── HoldNotOwned            another gateway has taken the hold over
+├── OtherEngine             a running gateway of this database uses another engine
+├── OwnerEnded              this gateway was taken for dead
 ├── TransferConflict        a transfer id was used before for something else
 ├── InconsistentFacts       the engine's numbers contradict the hold or each other
 ├── DatabaseUrlError        the database URL is not one that kvmeter can use
@@ -116,12 +120,53 @@ class HoldNotOpen(BillingError):
         self.state = state
 
 
+class HoldInUse(BillingError):
+    """The gateway of an open hold runs and will close it by itself."""
+
+    def __init__(self, request_id: str, *, owner_boot_id: str) -> None:
+        super().__init__(
+            f"The gateway {owner_boot_id} runs and will close the hold of {request_id} itself;"
+            " --force closes it all the same"
+        )
+        self.request_id = request_id
+        self.owner_boot_id = owner_boot_id
+
+
 class RowUnreadable(BillingError):
     """A stored value is not what its column holds; a row as the ledger writes it is readable."""
 
     def __init__(self, column: str, problem: str) -> None:
         super().__init__(f"A stored row cannot be read, column {column}: {problem}")
         self.column = column
+
+
+class OwnerEnded(BillingError):
+    """A gateway writes after its end: another one took it for dead, and closes its holds."""
+
+    def __init__(self, boot_id: str) -> None:
+        super().__init__(f"This gateway has been taken for dead and must start anew: {boot_id}")
+        self.boot_id = boot_id
+
+
+class OtherEngine(BillingError):
+    """A running gateway of this database uses another engine: one engine a database, for now."""
+
+    def __init__(self, boot_id: str, *, beats: int) -> None:
+        super().__init__(
+            "Another gateway of this database uses another engine, and several engines are not"
+            f" supported yet: stop it, or set KVMETER_ENGINE_URL to its engine ({boot_id})"
+        )
+        self.boot_id = boot_id
+        self.beats = beats
+
+
+class HoldNotOwned(BillingError):
+    """The hold belongs to another gateway, which took it over."""
+
+    def __init__(self, request_id: str, *, owner_boot_id: str) -> None:
+        super().__init__(f"The hold of {request_id} belongs to another gateway: {owner_boot_id}")
+        self.request_id = request_id
+        self.owner_boot_id = owner_boot_id
 
 
 class TransferConflict(BillingError):

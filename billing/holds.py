@@ -1,6 +1,6 @@
 """Holds: transaction 1 of a request reserves its worst case, until settlement or release."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,9 +36,9 @@ class RequestTerms:
 class Hold(RequestTerms):
     """The worst case of a request, reserved until its true cost is known.
 
-    `writes` are the breakpoints that ask for a cache write, not yet granted. `owner_boot_id` is the
-    gateway process that opened the hold. A request can wait for the entries of another hold only
-    within that process.
+    writes         the breakpoints that ask for a cache write, not yet granted
+    owner_boot_id  the gateway process that opened the hold, or took it over from a dead one
+    engine_id      the engine that the request goes to; None in holds of an older version
     """
 
     total_tokens: int
@@ -47,6 +47,7 @@ class Hold(RequestTerms):
     writes: tuple[WritePoint, ...]
     amount_nanos: int
     owner_boot_id: str
+    engine_id: str | None
     state: HoldState = "open"
 
 
@@ -55,17 +56,15 @@ def open_hold(
     hold: Hold,
     *,
     ttl_ms: Mapping[TtlClass, int],
-    refreshed_entry_keys: Collection[str] = (),
     awaited_until_ms: int | None = None,
 ) -> None:
-    """Reserve the worst case, insert pending entries for the writes, renew the entries read.
+    """Reserve the worst case, and insert pending entries for the writes.
 
     Other requests may wait for the pending entries until `awaited_until_ms`; with None they do not.
     Raises InsufficientBalance (prepaid only) or UnknownOrganization, and then leaves nothing.
     """
     account_id = _reserve(conn, hold)
     conn.execute(insert(holds), {**to_row(hold), "account_id": account_id, "state": "open"})
-    entries.refresh(conn, refreshed_entry_keys, started_at_ms=hold.started_at_ms)
     entries.write_pending(
         conn,
         hold.request_id,

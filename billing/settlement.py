@@ -1,6 +1,7 @@
 """Settlement: transaction 2 of a request charges its true cost, exactly once."""
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from sqlalchemy import Connection
 
@@ -8,7 +9,7 @@ from billing import accounts as names
 from billing import entries
 from billing.booking import stamp
 from billing.cache_split import cache_split, refused_writes
-from billing.errors import HoldNotFound, InconsistentFacts
+from billing.errors import HoldNotFound, HoldNotOwned, InconsistentFacts
 from billing.facts import EngineFacts, counter_out_of_range, is_failure
 from billing.holds import Hold, HoldState, close_hold, find_hold
 from billing.ledger import Transfer, balance, post, transaction_id
@@ -24,6 +25,9 @@ from billing.records import (
     write_engine_facts,
     write_request,
 )
+
+# Which side ended the output before its end.
+CutBy = Literal["client", "us"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +46,26 @@ class Settlement:
     repeated: bool = field(default=False, compare=False)
 
 
-def charge_due(hold: Hold, facts: EngineFacts, *, answered: bool = True) -> Charge | None:
+def charge_due(hold: Hold, facts: EngineFacts, *, cut_by: CutBy | None = None) -> Charge | None:
     """Return the charge for an admitted request, or None if it owes nothing.
 
-    Pure: reads only the hold and the engine record. `answered` is false if the client can no longer
-    be sent the end of its response. The input side is the cache split at settlement.
+    We cut, it is free; you cut, you pay from the first token on. Pure: reads only the hold, the
+    engine record, and which side cut the output, if one did. The input side is the cache split at
+    settlement.
 
-    | response | the engine  | output tokens | answered | charge              |
-    |----------|-------------|---------------|----------|---------------------|
-    | stream   | not failed  | any           | any      | input side + output |
-    | stream   | failed      | some          | any      | input side + output |
-    | stream   | failed      | none          | any      | nothing             |
-    | whole    | not failed  | any           | yes      | input side + output |
-    | whole    | not failed  | any           | no       | nothing             |
-    | whole    | failed      | any           | any      | nothing             |
+    | the output                      | output tokens | charge              |
+    |---------------------------------|---------------|---------------------|
+    | came to its end                 | any           | input side + output |
+    | was cut by the client           | some          | input side + output |
+    | was cut by the client           | none          | nothing             |
+    | was cut by us                   | any           | nothing             |
 
-    A request that the client aborted has not failed. A whole message is sent at its end, so a
-    client that did not get the end has received nothing.
+    We cut when the engine fails or is lost, when a gateway stops, is lost or cannot settle, and
+    when the engine aborts a request that its client did not.
     """
-    failed = is_failure(facts.finish_reason)
-    if failed and facts.output_tokens == 0:
+    if cut_by == "us" or is_failure(facts.finish_reason):
         return None
-    if not hold.stream and (failed or not answered):
+    if facts.finish_reason == "aborted" and (cut_by is None or facts.output_tokens == 0):
         return None
     cache = cache_split(hold, facts.grants, moment="settlement")
     return Charge(replace(cache.quantities, output=facts.output_tokens), cache.writes)
@@ -73,45 +75,48 @@ def settle(
     conn: Connection,
     *,
     request_id: str,
+    owner_boot_id: str,
     facts: EngineFacts,
     ended_at_ms: int,
     stop_reason: str | None,
     error_type: str | None = None,
     first_token_at_ms: int | None = None,
-    answered: bool = True,
+    cut_by: CutBy | None = None,
 ) -> Settlement:
-    """Charge the true cost of a request, in full even above the balance, and release the rest.
+    """Charge what a request owes, in full even above the balance, and release the rest.
 
     Settling or releasing a closed hold changes nothing and returns the first result.
 
-    answered  false if the client could no longer be sent the end of its response
-
-    Raises HoldNotFound, or InconsistentFacts, which leaves the hold open for the operator.
+    Raises HoldNotFound; HoldNotOwned if another gateway has taken the hold over; InconsistentFacts
+    if the engine record contradicts the hold: it is not billed from, `release` closes the hold.
     """
-    hold = _find(conn, request_id)
+    hold = _find(conn, request_id, owner_boot_id=owner_boot_id)
     if hold.state != "open":
         return _first_result(conn, request_id)
     _require_consistent(hold, facts)
+    status = _status(facts, cut_by=cut_by)
     ending = replace(
         in_progress(hold),
-        status=_status(facts) if answered or hold.stream else "failed",
+        status=status,
         stop_reason=stop_reason,
-        error_type=error_type,
+        error_type=error_type if status == "failed" else None,
         first_token_at_ms=first_token_at_ms,
         ended_at_ms=ended_at_ms,
         refused=refused_writes(hold, facts.grants),
         engine=facts,
     )
-    return _close(conn, ending, charge_due(hold, facts, answered=answered))
+    return _close(conn, ending, charge_due(hold, facts, cut_by=cut_by))
 
 
-def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int) -> Settlement:
-    """Close the hold of a request that was never admitted: no charge, and no entry stays.
+def release(
+    conn: Connection, *, request_id: str, owner_boot_id: str, reason: str, ended_at_ms: int
+) -> Settlement:
+    """Close the hold of a request without an engine record: no charge, and no entry stays.
 
-    Idempotent like `settle`. Raises HoldNotFound.
+    Idempotent like `settle`. Raises HoldNotFound or HoldNotOwned.
     """
     ending = replace(
-        in_progress(_find(conn, request_id, without_writes=True)),
+        in_progress(_find(conn, request_id, owner_boot_id=owner_boot_id, without_writes=True)),
         status="released",
         release_reason=reason,
         ended_at_ms=ended_at_ms,
@@ -215,22 +220,23 @@ def _enqueue(
     enqueue_usage(conn, payload, created_at_ms=created_at_ms)
 
 
-def _find(conn: Connection, request_id: str, *, without_writes: bool = False) -> Hold:
+def _find(
+    conn: Connection, request_id: str, *, owner_boot_id: str, without_writes: bool = False
+) -> Hold:
     hold = find_hold(conn, request_id, without_writes=without_writes)
     if hold is None:
         raise HoldNotFound(request_id)
+    if hold.owner_boot_id != owner_boot_id:
+        raise HoldNotOwned(request_id, owner_boot_id=hold.owner_boot_id)
     return hold
 
 
-def _status(facts: EngineFacts) -> Status:
-    reason = facts.finish_reason
-    if is_failure(reason):
+def _status(facts: EngineFacts, *, cut_by: CutBy | None) -> Status:
+    if cut_by == "us" or is_failure(facts.finish_reason):
         return "failed"
-    match reason:
-        case "stop_token" | "max_tokens" | "finished":
-            return "completed"
-        case "aborted":
-            return "aborted"
+    if facts.finish_reason == "aborted":
+        return "failed" if cut_by is None else "aborted"
+    return "completed"
 
 
 def _require_consistent(hold: Hold, facts: EngineFacts) -> None:

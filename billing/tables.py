@@ -79,6 +79,32 @@ accounts = table(
     not_negative("debits_posted_nanos", "credits_posted_nanos", "debits_pending_nanos"),
 )
 
+gateways = table(
+    "gateways",
+    text("boot_id", primary_key=True),
+    text("instance_id"),
+    text("engine_id"),
+    integer("started_at_ms"),
+    integer("beats"),
+    integer("ended_at_ms", nullable=True),
+    text("ended_by", nullable=True),
+    not_negative("beats"),
+    CheckConstraint("(ended_at_ms IS NULL) = (ended_by IS NULL)", name="ended"),
+    Index(
+        None,
+        "started_at_ms",
+        sqlite_where=condition("ended_at_ms IS NULL"),
+        postgresql_where=condition("ended_at_ms IS NULL"),
+    ),  # few run at a time; their number grows with every start
+)
+
+server_secret = table(
+    "server_secret",
+    integer("id", primary_key=True),
+    text("secret_hex"),
+    CheckConstraint("id = 1", name="one"),
+)
+
 holds = table(
     "holds",
     text("request_id", primary_key=True),
@@ -99,6 +125,7 @@ holds = table(
     text("state"),
     integer("started_at_ms"),
     integer("closed_at_ms", nullable=True),
+    text("engine_id", nullable=True),  # NULL: opened before a hold named its engine
     one_of("state", "open", "settled", "released"),
     CheckConstraint("(state = 'open') = (closed_at_ms IS NULL)", name="closed"),
     CheckConstraint("stream IN (0, 1)", name="stream"),
@@ -310,4 +337,5 @@ IMMUTABLE = (
     kv_records,
     lease_reports,
     hold_decisions,
+    server_secret,
 )

@@ -1,4 +1,4 @@
-"""`python -m engine`: here the environment and the clock are read, and signals are met."""
+"""`python -m engine`: sets the environment, passes in the clocks, maps errors to exit codes."""
 
 import io
 import os
@@ -9,17 +9,17 @@ import time
 from engine.arguments import parse_arguments
 from engine.errors import EngineError
 
-# What the C library and OpenMP read as a process starts, unless the operator has set it.
+# Read by the C library and OpenMP at process start; values set by the operator win.
 _ENVIRONMENT = {
-    # Idle threads sleep: spinning ones starve every other process on a small machine.
+    # Idle threads sleep: spinning ones take the CPU from other processes on a small machine.
     "OMP_WAIT_POLICY": "PASSIVE",
-    # Weights on huge pages: a decode step streams them all, and 4 KiB pages cost it a tenth.
+    # Weights on huge pages: a decode step reads them all, and is a tenth slower on 4 KiB pages.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
 
 def main() -> int:
-    """Run one engine; an operating error is one sentence and exit code 1."""
+    """Run one engine. An EngineError is printed as one sentence; the exit code is then 1."""
     arguments = parse_arguments(sys.argv[1:], os.environ)
     if not os.environ.keys() >= _ENVIRONMENT.keys():
         os.execve(sys.executable, sys.orig_argv, _ENVIRONMENT | dict(os.environ))  # noqa: S606
@@ -28,7 +28,7 @@ def main() -> int:
             signal.signal(number, signal.SIG_IGN)
         else:  # until there is a server to stop
             signal.signal(number, lambda *_: sys.exit(0))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may have letters that it cannot encode
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may have characters that it cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
     from engine.process import serve
 
@@ -48,5 +48,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # All is closed by now; the interpreter's own end, with torch in it, takes a second or two.
+    # Everything is closed; the interpreter's own shutdown with torch takes a second or two.
     os._exit(code)

@@ -13,7 +13,7 @@ from engine.link.address import parse_address
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What an operator chose for one engine process; `--help` explains each."""
+    """The parsed command line of one engine process; `--help` explains each value."""
 
     model: Path
     model_id: str
@@ -40,7 +40,7 @@ class Arguments:
 
 
 def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> Arguments:
-    """Read the command line; on bad input say one sentence and exit with code 2."""
+    """Parse the command line; on bad input print one sentence and exit with code 2."""
     parser = _parser(environment)
     chosen = vars(parser.parse_args(arguments))
     data_dir: Path = chosen["data_dir"]
@@ -50,10 +50,10 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint is one line."""
+    """A parser that prints an error as one line."""
 
     def error(self, message: str) -> NoReturn:  # type: ignore[explicit-override] # Python 3.12
-        """Say it and exit."""
+        """Print the error and exit."""
         self.exit(2, f"{self.prog}: {message}; see --help\n")
 
 
@@ -66,12 +66,12 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
 
     def add(flag: str, text: str, *, variable: str | None = None, **options: Any) -> None:
-        # A default from the environment is a string, so argparse checks it like a typed one.
+        # A default from the environment is a string, so argparse checks it like a typed value.
         if variable is not None:
             text += f" [{variable}]"
             stated = environment.get(variable) or options.get("default")
             if options.get("action") is argparse.BooleanOptionalAction:
-                stated = _switch(parser, variable, stated)  # argparse checks no such default
+                stated = _switch(parser, variable, stated)  # argparse does not check this default
             options["default"] = stated
         if options.get("required") and options.get("default") is not None:
             options["required"] = False
@@ -288,7 +288,7 @@ def _one(text: str) -> int:
 
 
 def _one_of(*choices: str) -> Any:
-    """Like argparse's `choices`, which leaves a default from the environment unchecked."""
+    """Like argparse's `choices`, which do not check a default from the environment."""
 
     def check(text: str) -> str:
         if text not in choices:

@@ -1,4 +1,4 @@
-"""EngineConfig: every choice an operator makes for one engine."""
+"""EngineConfig: the limits and modes of one engine, as its operator chose them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,27 +9,27 @@ KVLayout = Literal["paged", "contiguous"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """One engine's limits. Sizes in tokens or blocks; lengths of time in milliseconds.
+    """One engine's limits and modes. Sizes are in tokens or blocks, times in milliseconds.
 
     block_size                   tokens a KV block; also the unit of the prefix index
     num_blocks                   blocks in the KV pool
     max_model_len                longest prompt plus output the model accepts
     max_num_seqs                 sequences running at once
     max_num_batched_tokens       token budget of one step
-    pin_cap_blocks               most distinct blocks that leases may pin; a served engine's leaves
-                                 room for one whole context (engine.compute.memory)
+    pin_cap_blocks               most distinct blocks that leases may pin; engine.compute.memory
+                                 chooses it so that one whole context fits beside them
     namespace_quota_blocks       most distinct blocks that one namespace may pin
-    block_bytes                  bytes of KV a block, in which operators and reports count leases
-    min_lease_tokens             shorter breakpoints are refused as too_short
-    lease_grace_ms               how much longer a lease lives than the entry it serves
-    max_queue                    waiting requests; one more is answered "overloaded"
-    max_queue_wait_ms            a request that waited this long is answered "overloaded"
-    min_shared_tokens            a request waits for a running one that computes this much of it
-    max_defer_ms                 but never longer than this
+    block_bytes                  bytes of one KV block; metrics and reports give leases in bytes
+    min_lease_tokens             a shorter breakpoint is refused as too_short
+    lease_grace_ms               how much longer a lease lives than the cache entry it serves
+    max_queue                    waiting requests; one more is rejected as "overloaded"
+    max_queue_wait_ms            a request that waited this long is rejected as "overloaded"
+    min_shared_tokens            a request is deferred if a running one computes this much of it
+    max_defer_ms                 longest deferral
     enable_prefix_caching        off: nothing is reused, every lease is refused
-    enable_chunked_prefill       off: a prompt is computed in one step (still cut at breakpoints)
-    scheduling                   static: a batch is filled when the last one has run dry
-    kv_layout                    contiguous: a sequence takes the blocks of its whole prompt and
+    enable_chunked_prefill       off: a prompt is computed in one step, still cut at breakpoints
+    scheduling                   static: a new batch starts when the last one has ended
+    kv_layout                    contiguous: a sequence gets the blocks of its prompt and longest
                                  output at admission and keeps them to its end
     """
 
@@ -54,10 +54,10 @@ class EngineConfig:
     kv_layout: KVLayout = "paged"
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     @property
     def max_request_tokens(self) -> int:
-        """Longest prompt plus output that can finish with every pinned block in place."""
+        """The longest prompt plus output that fits beside `pin_cap_blocks` pinned blocks."""
         return min(self.max_model_len, (self.num_blocks - self.pin_cap_blocks) * self.block_size)

@@ -1,11 +1,11 @@
 """The engine core: requests in, events out, one synchronous step at a time.
 
-    step()   expire leases -> end what was aborted, finished or waited too long
-             -> schedule -> journal and announce admissions -> runner.execute
-             -> publish and commit breakpoints -> hand out tokens -> end what is complete
+    step()   expire leases -> end requests that were aborted, finished or queued too long
+             -> schedule -> journal admissions -> runner.execute
+             -> index new blocks, commit breakpoints -> emit tokens -> end complete requests
 
-Single-threaded, no clock, no I/O but the journal's. Nothing becomes visible to other requests
-before the step that computed it has returned from the runner.
+Single-threaded, without a clock, and without I/O except the journal's. A block can be reused by
+other requests only after the runner has returned from the step that computed it.
 """
 
 import logging
@@ -31,7 +31,7 @@ from engine.scheduling.limits import clamp_max_tokens, find_fault
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 
 log = logging.getLogger(__name__)
 
@@ -67,19 +67,20 @@ class EngineCore:
         journal: JournalSink,
         store: LeaseStore | None = None,
     ) -> None:
-        """Start idle on an empty KV pool, with the leases that `store` kept through a restart."""
+        """Start idle, with an empty KV pool and the leases that `store` kept through a restart."""
         assert 0 <= config.pin_cap_blocks < config.num_blocks, "the pin cap must leave blocks"
         self._config = config
         self._runner = runner
         self._journal = journal
         self.scheduler = Scheduler(config, boot_id=boot_id, store=store or LeaseStore())
+        self.leases = self.scheduler.tables.leases
         self._live: dict[str, Sequence] = {}
         self._reports: list[LeaseReport] = []
-        # What the client asked to end, with the number of output tokens to keep (None: all).
+        # Requests that the client ended, with the number of output tokens to keep (None: all).
         self._endings: dict[str, tuple[FinishReason, int | None]] = {}
 
     def submit(self, request: GenerateRequest, now_ms: int) -> Rejected | None:
-        """Queue a request, or say why not."""
+        """Queue a request; returns the reason if it is rejected."""
         if request.request_id in self._live:
             return Rejected(request.request_id, "invalid_request", "The request id is in use")
         if (fault := find_fault(request, self._config)) is not None:
@@ -93,7 +94,7 @@ class EngineCore:
         return None
 
     def abort(self, request_id: str) -> None:
-        """End a request in the next step; its Finished event comes from there. Idempotent."""
+        """End a request in the next step, which returns its Finished event. Idempotent."""
         if request_id in self._live:
             self._endings.setdefault(request_id, ("aborted", None))
 
@@ -103,62 +104,61 @@ class EngineCore:
             self._endings.setdefault(request_id, ("finished", output_tokens))
 
     def step(self, now_ms: int) -> list[Event]:
-        """Do one step and return its events, in order. Harmless when there is nothing to do."""
-        self.scheduler.leases.expire(now_ms)
+        """Execute one step and return its events in order. Without work it only expires leases."""
+        self.leases.expire(now_ms)
         events: list[Event] = [*self._end_requested(), *self._reject_overdue(now_ms)]
         step = self.scheduler.schedule(now_ms)
         for sequence in step.admitted:
             record = sequence.admission_record()
             self._journal.admitted(record)
-            reused = record.tokens_reused_promised + record.tokens_reused_gift
-            events.append(Admitted(sequence.request_id, record.grants, reused))
+            num_reused = record.tokens_reused_promised + record.tokens_reused_gift
+            events.append(Admitted(sequence.request_id, record.grants, num_reused))
         if step.rows:
             events += self._execute(step)
         elif self._live:
-            events += self._relieve()
-        self._note_reports()
+            events += self._drop_a_lease_on_stall()
+        self._journal_reports()
         return events
 
     def end_leases(
         self, *, lease_ids: Items[str] = (), namespaces: Items[bytes] = (), now_ms: int
     ) -> int:
-        """End leases by id, and all of a namespace, in every tier; how many there were."""
-        leases = self.scheduler.leases
-        num_ended = leases.end(lease_ids=lease_ids, namespaces=namespaces, now_ms=now_ms)
-        self._note_reports()
+        """End leases by id and by namespace, in every tier; returns how many."""
+        num_ended = self.leases.end(lease_ids=lease_ids, namespaces=namespaces, now_ms=now_ms)
+        self._journal_reports()
         return num_ended
 
     def stop(self, now_ms: int) -> None:
-        """Report what every live lease has cost; the last thing before the engine ends."""
-        self.scheduler.leases.report_all(now_ms)
-        self._note_reports()
+        """Report the cost of every live lease, before the engine ends."""
+        self.leases.report_all(now_ms)
+        self._journal_reports()
 
     def take_reports(self) -> list[LeaseReport]:
-        """The lease reports since the last call; they are in the journal already."""
+        """Return the lease reports since the last call; they are in the journal already."""
         reports, self._reports = self._reports, []
         return reports
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything beyond expiring leases."""
+        """Whether a step would do more than expire leases."""
         return bool(self._live)
 
     def next_expiry_ms(self) -> int | None:
-        """When an idle core should step again: a lease expires or a request waited too long."""
-        times = [self.scheduler.leases.next_expiry_ms()]
+        """Return when a lease expires or the oldest newcomer is overdue, whichever is first."""
+        times = [self.leases.next_expiry_ms()]
         times += [self._overdue_ms(s) for s in islice(self.scheduler.waiting.newcomers(), 1)]
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def state_of(self, request_id: str) -> Literal["waiting", "running"] | None:
-        """Where a live request stands: a preempted one is waiting again."""
+        """Return the state of a live request; a preempted one is waiting again."""
         sequence = self._live.get(request_id)
         if sequence is None:
             return None
         return "waiting" if sequence in self.scheduler.waiting else "running"
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters by metric name."""
-        pool, leases = self.scheduler.pool, self.scheduler.leases
+        """Return gauges and counters by metric name."""
+        pool, leases = self.scheduler.tables.pool, self.leases
         num_evictable = pool.num_evictable
         num_reserved, num_live = self.scheduler.count_slots()
         gauges: dict[str, float] = {
@@ -179,17 +179,16 @@ class EngineCore:
         return gauges | counters | leases.stats()
 
     def check_integrity(self) -> None:
-        """Assert what must hold between any two steps; for tests, since it costs a whole scan."""
+        """Assert what must hold between two steps. For tests: it scans everything."""
         self.scheduler.check_integrity()
         queued = {*self.scheduler.waiting, *self.scheduler.running}
         assert queued == set(self._live.values()), "a live request is neither queued nor running"
 
-    def _note_reports(self) -> None:
-        leases = self.scheduler.leases
-        for report in leases.reports:
+    def _journal_reports(self) -> None:
+        for report in self.leases.reports:
             self._journal.reported(report)
-        self._reports += leases.reports
-        leases.reports = []
+        self._reports += self.leases.reports
+        self.leases.reports = []
 
     def _end_requested(self) -> list[Event]:
         events: list[Event] = []
@@ -199,7 +198,7 @@ class EngineCore:
         return events
 
     def _reject_overdue(self, now_ms: int) -> list[Event]:
-        """Refuse newcomers that waited too long; they are in the order of arrival."""
+        """Reject newcomers that waited too long; the queue has the oldest first."""
         newcomers = self.scheduler.waiting.newcomers()
         overdue = list(takewhile(lambda s: now_ms >= self._overdue_ms(s), newcomers))
         message = "The request waited too long in the queue"
@@ -208,11 +207,11 @@ class EngineCore:
     def _overdue_ms(self, sequence: Sequence) -> int:
         return sequence.submitted_ms + self._config.max_queue_wait_ms
 
-    def _relieve(self) -> list[Event]:
-        """Break a stall: there is work, and the step could do none of it.
+    def _drop_a_lease_on_stall(self) -> list[Event]:
+        """Free blocks after a step that had work and could do none of it.
 
-        The liveness rules exclude it, so a rule is broken; but nobody may hang. Each stalled step
-        ends the lease with the least time left or, when there is none, the oldest request.
+        The scheduling rules exclude this, so it is a bug. To let other requests go on, each stalled
+        step ends the lease with the earliest deadline or, without leases, the oldest request.
         """
         self.scheduler.counts["steps_stalled_total"] += 1
         log.error("step_stalled", extra={"stats": self.stats()})
@@ -225,12 +224,11 @@ class EngineCore:
         return [self._reject(oldest, message)]
 
     def _execute(self, step: Step) -> list[Event]:
-        """Run a step and commit it; when the runner fails, end every request of the step."""
+        """Run a step and commit it; if the runner fails, end every sequence of the step."""
         self.scheduler.counts["steps_total"] += 1
-        plan = step.plan
         try:
-            sampled = self._runner.execute(plan)
-            num_samples = sum(row.samples for row in plan.rows)
+            sampled = self._runner.execute(step.plan)
+            num_samples = sum(row.samples for row in step.rows)
             assert len(sampled) == num_samples, f"runner sampled {len(sampled)} of {num_samples}"
         except Exception as error:
             log.exception("step_failed")
@@ -238,7 +236,7 @@ class EngineCore:
             self.scheduler.abandon(step)
             message = f"The step failed: {type(error).__name__}: {error}"
             return [self._end(s, "error", message=message) for s in step.members()]
-        return [*self._commit(step), *self._hand_out(step, sampled)]
+        return [*self._commit(step), *self._emit(step, sampled)]
 
     def _commit(self, step: Step) -> list[Event]:
         events: list[Event] = []
@@ -247,8 +245,8 @@ class EngineCore:
             events.append(Committed(sequence.request_id, tokens))
         return events
 
-    def _hand_out(self, step: Step, sampled: Items[int]) -> list[Event]:
-        """Append the sampled tokens and end the sequences that are complete."""
+    def _emit(self, step: Step, sampled: Items[int]) -> list[Event]:
+        """Append the sampled tokens to their sequences and end those that are complete."""
         events: list[Event] = []
         remaining = iter(sampled)
         for (sequence, num_new), row in zip(step.scheduled, step.rows, strict=True):
@@ -271,7 +269,7 @@ class EngineCore:
         num_kept: int | None = None,
         message: str | None = None,
     ) -> Finished:
-        """Free a sequence, close its record if it has one, and say so."""
+        """Free a sequence and close its record, if it was admitted."""
         self._forget(sequence)
         if not sequence.was_admitted:
             return Finished(sequence.request_id, reason, None, message)
@@ -291,7 +289,7 @@ class EngineCore:
 
 
 def _completion(sequence: Sequence, *, has_sampled: bool) -> FinishReason | None:
-    """Why a sequence that was just served is complete; None when it goes on."""
+    """Return why a sequence that was just served is complete; None: it goes on."""
     if has_sampled and sequence.is_stopped():
         return "stop_token"
     if sequence.num_output == sequence.max_tokens and sequence.computed >= sequence.num_prompt:

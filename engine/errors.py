@@ -1,30 +1,31 @@
-"""What can go wrong in the engine, as one tree.
+"""All exceptions of the engine and of its client, as one tree.
 
 EngineError
-├── ModelFileError      a model file is missing, damaged or not what its folder says
+├── ModelFileError      a model file is missing, damaged or inconsistent with the others
 ├── ModelFetchError     the default model could not be fetched
-├── KVCacheTooLarge     the machine does not give the memory asked for the KV cache
-├── UnsupportedModel    the folder is whole, but this engine cannot run it
+├── KVCacheTooLarge     the machine cannot allocate the memory asked for the KV cache
+├── UnsupportedModel    the model folder is complete, but this engine cannot run it
 ├── KernelsUnavailable  the C kernels cannot run here; torch computes instead
 ├── KVCacheTooSmall     the memory given to the KV cache holds not even one block
-├── FrameError          a frame, or a value in it, is not what the protocol says
+├── FrameError          a frame, or a value in it, violates the protocol
 ├── AddressError        an engine address cannot be read, bound or reached
+├── EngineLost          raised by the client: its link ended, or could not be made in time
 ├── JournalError        the journal cannot be locked, read or written; the engine must stop
 ├── LeaseFileError      a lease's file cannot be used; the lease is dropped
 │   ├── LeaseFileCorrupt    it is torn or damaged
 │   └── LeaseFileForeign    another model, number format, layout or version wrote it
-└── SettingError        a command line value that this machine cannot serve
+└── SettingError        a command line value or a standard input that cannot be used here
 """
 
 from pathlib import Path
 
 
 class EngineError(Exception):
-    """An operating error of the engine; its text is one sentence fit for the operator."""
+    """The root. Its text is one sentence for the operator."""
 
 
 class ModelFileError(EngineError):
-    """A model file is missing, damaged or not what its folder says."""
+    """A model file is missing, damaged or inconsistent with the others."""
 
     def __init__(self, problem: str, path: Path, cure: str) -> None:
         super().__init__(f"{problem}: {path}; {cure}")
@@ -43,7 +44,7 @@ class ModelFetchError(EngineError):
 
 
 class KVCacheTooLarge(EngineError):
-    """The machine does not give the memory asked for the KV cache."""
+    """The machine cannot allocate the memory asked for the KV cache."""
 
     def __init__(self, asked_bytes: int) -> None:
         super().__init__(
@@ -54,7 +55,7 @@ class KVCacheTooLarge(EngineError):
 
 
 class UnsupportedModel(EngineError):
-    """The folder is whole, but this engine cannot run it."""
+    """The model folder is complete, but this engine cannot run it."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"Unsupported model: {path}; {what}")
@@ -82,11 +83,15 @@ class KVCacheTooSmall(EngineError):
 
 
 class FrameError(EngineError):
-    """A frame, or a value in it, is not what the protocol says."""
+    """A frame, or a value in it, violates the protocol."""
 
 
 class AddressError(EngineError):
     """An engine address cannot be read, bound or reached."""
+
+
+class EngineLost(EngineError):
+    """A client's link to the engine ended, or could not be made in time."""
 
 
 class JournalError(EngineError):
@@ -114,4 +119,4 @@ class LeaseFileForeign(LeaseFileError):
 
 
 class SettingError(EngineError):
-    """A command line value that this machine cannot serve."""
+    """A command line value or a standard input that cannot be used on this machine."""

@@ -1,8 +1,7 @@
-"""What one scheduler step asks of the model runner: the seam between bookkeeping and computation.
+"""The plan of one step: what the scheduler asks of the model runner.
 
-`engine.scheduling.scheduler` writes plans, a `Runner` executes them. The real runner is
-`engine.compute.model_runner`; the scheduler's oracle test has one whose KV slots hold
-(namespace, token).
+`engine.scheduling.scheduler` makes plans, a `Runner` executes them. The real runner is
+`engine.compute.model_runner`; tests have runners without a model.
 """
 
 from dataclasses import dataclass
@@ -35,8 +34,8 @@ class BlockLoad:
 class Row:
     """One sequence's share of a step.
 
-    tokens       [n] int32, the ids at positions start .. start + n - 1; their K/V are written
-    start        position of tokens[0]; everything before it is already in the cache
+    token_ids    [n] int32, at positions start .. start + n - 1; their K/V are written
+    start        position of token_ids[0]; everything before it is already in the cache
     block_table  [ceil((start + n) / block_size)] int32, the sequence's blocks in order
     samples      whether the last position's logits are sampled (the prompt's end, or a decode)
     output_index how many output tokens the sequence had before this step; with the sampling seed
@@ -45,7 +44,7 @@ class Row:
 
     request_id: str
     namespace: bytes
-    tokens: np.ndarray
+    token_ids: np.ndarray
     start: int
     block_table: np.ndarray
     samples: bool

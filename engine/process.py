@@ -1,4 +1,4 @@
-"""Puts one engine process together: journal, model, core, server; and takes it apart again."""
+"""Builds and runs one engine process: journal, model, lease store, core, server."""
 
 import os
 import secrets
@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from engine.arguments import Arguments
+from engine.compute.backend import Kernels, choose_kernels
 from engine.compute.dtype import choose_dtype, configure_threads, read_cpuinfo
 from engine.compute.kv_cache import bytes_per_block
 from engine.compute.loading import LoadedModel, load_model
 from engine.compute.memory import engine_config, memory_bytes
 from engine.compute.model_runner import ModelRunner
-from engine.compute.native.choice import Kernels, choose_kernels
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import SettingError
@@ -25,15 +25,16 @@ from engine.link.address import bound_url, listen
 from engine.link.server import EngineServer
 from engine.protocol import EngineInfo
 from engine.tiers.lease_files import Origin
-from engine.tiers.storage import lease_store
+from engine.tiers.open_store import open_lease_store
 
 
 def serve(
     arguments: Arguments, *, clock_ns: Callable[[], int], wall_clock: Callable[[], int]
 ) -> None:
-    """Serve until told to stop. Raises EngineError.
+    """Serve until SIGTERM, SIGINT or, with --until-stdin-closes, the end of stdin.
 
-    `clock_ns` is monotonic; `wall_clock`, in milliseconds, dates what outlives this process.
+    `clock_ns` is monotonic; `wall_clock`, in milliseconds, dates files that later processes read.
+    Raises EngineError.
     """
 
     def clock() -> int:
@@ -58,11 +59,11 @@ def serve(
             )
         loaded = load_model(arguments.model, dtype=dtype, device=device, library=kernels.library)
         config = _config(arguments, loaded)
-        runner = ModelRunner(loaded.model, config, entropy=secrets.token_bytes(32))
-        info = _info(arguments, loaded, config)
+        runner = ModelRunner(loaded.backend, config, entropy=secrets.token_bytes(32))
+        info = _info(arguments, loaded, config, engine_id=journal.engine_id)
         on_gpu = device.type == "cuda"
         store = stack.enter_context(
-            lease_store(
+            open_lease_store(
                 arguments.data_dir / "engine" / "leases",
                 runner,
                 config,
@@ -92,11 +93,11 @@ def _device(name: str) -> torch.device:
 
 
 def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
-    model = loaded.model.config
+    shape = loaded.backend.shape
     return engine_config(
-        bytes_per_block=bytes_per_block(model, loaded.model.dtype, arguments.block_size),
-        max_model_len=model.max_position_embeddings,
-        vocab_size=model.vocab_size,
+        bytes_per_block=bytes_per_block(shape, loaded.backend.dtype, arguments.block_size),
+        max_model_len=shape.max_model_len,
+        vocab_size=shape.vocab_size,
         memory_bytes=memory_bytes(),
         kv_cache_bytes=arguments.kv_cache_memory,
         lease_cap_bytes=arguments.lease_cap_bytes,
@@ -112,8 +113,11 @@ def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
     )
 
 
-def _info(arguments: Arguments, loaded: LoadedModel, config: EngineConfig) -> EngineInfo:
+def _info(
+    arguments: Arguments, loaded: LoadedModel, config: EngineConfig, *, engine_id: str
+) -> EngineInfo:
     return EngineInfo(
+        engine_id=engine_id,
         engine_boot_id=f"eng_{secrets.token_hex(16)}",
         model_id=arguments.model_id,
         weights_digest=loaded.weights_digest,
@@ -123,8 +127,8 @@ def _info(arguments: Arguments, loaded: LoadedModel, config: EngineConfig) -> En
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         pin_cap_blocks=config.pin_cap_blocks,
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
-        device=loaded.model.device.type,
+        dtype=str(loaded.backend.dtype).removeprefix("torch."),
+        device=loaded.backend.device.type,
         stop_token_ids=loaded.stop_token_ids,
         default_sampling=loaded.default_sampling,
     )

@@ -1,22 +1,25 @@
-"""The values that cross the engine link: what a client asks, what the engine answers.
+"""The protocol's types: requests from a client; events, records and reports from the engine.
 
-Every value is plain data. `engine.link.frames` turns them into msgpack maps and back;
-`engine.client` re-exports the ones a client needs. Lengths are exact token counts, never rounded to
-blocks; lengths of time are milliseconds; token ids travel as packed little-endian u32.
+Every value is plain data. `engine.wire` converts it to maps and back, field by field, for frames
+and for the journal; `engine.client` re-exports what a client needs. A new fact is declared only
+here and set where it is counted. Token counts are exact, never rounded to blocks; times are
+milliseconds; a prompt is packed little-endian u32.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 PROTOCOL_VERSION = 1
+# In a field's metadata: its key in frames and journal lines, where that is not its name.
+WIRE_KEY = "wire_key"
 
 GrantOutcome = Literal["granted", "refreshed", "refused"]
 FinishReason = Literal[
     "stop_token",  # the model ended its turn; the stop token is the last output token
     "max_tokens",  # the request's output budget is used up
-    "finished",  # the client said finish(output_tokens=k), for example at a stop string
-    "aborted",  # the client said abort, or its link ended
-    "error",  # the engine failed this request after admission
+    "finished",  # the client called finish(output_tokens=k), for example at a stop string
+    "aborted",  # the client called abort, or its link ended
+    "error",  # this request failed in the engine after admission
     "engine_lost",  # reconstructed from the journal of an engine that died
 ]
 RejectCode = Literal[
@@ -39,14 +42,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """A prefix of exactly `tokens` tokens to pin for `ttl_ms` more.
+    """A prefix of exactly `num_tokens` tokens to pin for `ttl_ms` more.
 
-    `write` marks a new promise that waits for its grant; without it the breakpoint is a live entry
-    that this request reads: its lease is refreshed, or restored at our cost if it was lost.
-    `persist` asks to keep the lease on disk too, so that it outlives the engine.
+    write     True: a new cache entry, which needs a grant. False: a live entry that this request
+              reads; its lease is refreshed, or restored at the operator's cost if it was lost
+    persist   keep a copy of the lease on disk, so that it survives a restart of the engine
     """
 
-    tokens: int
+    num_tokens: int = field(metadata={WIRE_KEY: "tokens"})
     ttl_ms: int
     write: bool
     persist: bool = False
@@ -56,15 +59,17 @@ class Breakpoint:
 class GenerateRequest:
     """One prompt to continue.
 
-    `prompt` holds the token ids as packed little-endian u32; `namespace` is the opaque isolation
-    key, never empty; `read_tokens` is the prefix that the client bills as a cache read (0: none);
-    `breakpoints` ascend strictly by `tokens`. `max_tokens` 0 computes the prompt and nothing else;
-    `ignore_eos` runs to `max_tokens` whatever `stop_token_ids` says.
+    prompt_token_ids   packed little-endian u32
+    namespace          the opaque isolation key, never empty
+    read_tokens        length of the prefix that the client bills as a cache read; 0: none
+    breakpoints        strictly ascending by `num_tokens`
+    max_tokens         0: compute the prompt and produce no output
+    ignore_eos         continue to `max_tokens`; `stop_token_ids` have no effect
     """
 
     request_id: str
     namespace: bytes
-    prompt: bytes
+    prompt_token_ids: bytes = field(metadata={WIRE_KEY: "prompt"})
     max_tokens: int
     read_tokens: int = 0
     sampling: Sampling = Sampling()
@@ -75,19 +80,19 @@ class GenerateRequest:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens in the prompt."""
-        return len(self.prompt) // 4
+        return len(self.prompt_token_ids) // 4
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The engine's answer to one breakpoint, final for billing.
+    """Whether the engine pins one breakpoint's prefix; final for billing.
 
-    `reason` is set when refused: `quota`, `capacity`, `too_short` or `caching_disabled`.
-    `committed` becomes true when the step that reached exactly `tokens` has been committed.
-    `lease_id` names the lease: at once when refreshed, from the commit on when granted.
+    reason      of a refusal: `quota`, `capacity`, `too_short` or `caching_disabled`
+    committed   True once the step that reached exactly `num_tokens` has been committed
+    lease_id    known at once if refreshed, from the commit on if granted
     """
 
-    tokens: int
+    num_tokens: int = field(metadata={WIRE_KEY: "tokens"})
     write: bool
     outcome: GrantOutcome
     reason: str | None = None
@@ -97,7 +102,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request left the queue: grants are final and the reused prefix is attached."""
+    """The request left the queue: its grants and the length of its reused prefix are final."""
 
     request_id: str
     grants: tuple[Grant, ...]
@@ -106,10 +111,10 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The prefix of exactly `tokens` tokens is computed and pinned."""
+    """The prefix of exactly `num_tokens` tokens is computed and pinned."""
 
     request_id: str
-    tokens: int
+    num_tokens: int = field(metadata={WIRE_KEY: "tokens"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +122,14 @@ class Tokens:
     """Output tokens of one step, the stop token included."""
 
     request_id: str
-    ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = field(metadata={WIRE_KEY: "ids"})
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRecord:
-    """What really happened to one admitted request; kept in the journal, sent with its end.
+    """What the engine did for one admitted request; kept in the journal, sent with its end.
 
-    The four facts add up to the prompt:
+    The four facts add up to the prompt (docs/words.md):
     `prompt_tokens = tokens_reused_promised + tokens_reused_gift + tokens_read_recomputed
     + tokens_computed`. They are frozen at first admission and never change on preemption.
     """
@@ -159,7 +164,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The only event of a request that was never admitted; it leaves no record."""
+    """The only event of a request that was never admitted; it has no record."""
 
     request_id: str
     code: RejectCode
@@ -167,28 +172,31 @@ class Rejected:
 
 
 ReportReason = Literal[
-    "refreshed",  # a request read the prefix, or wrote it again; the lease goes on
-    "expired",  # its deadline came
+    "refreshed",  # a request read or wrote the prefix again; the lease continues
+    "expired",  # it reached its deadline
     "unpinned",  # a client ended it
-    "lost",  # its last copy turned out to be damaged; readers pay nothing more for that
-    "dropped",  # the engine broke a stall with it
-    "stopped",  # the engine stops; a lease that persists goes on in the next one
+    "lost",  # its last copy was damaged; later readers are not charged more
+    "dropped",  # the engine ended it to resolve a stall
+    "stopped",  # the engine stopped; a lease that persists continues in the next process
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """What a lease has cost so far: totals that never fall, so of several the largest counts.
+    """What a lease has cost so far, as totals that never decrease: the largest report counts.
 
-    The lease of `request_id`'s breakpoint at `tokens` has pinned blocks for `idle_block_ms` +
-    `contended_block_ms` block-milliseconds; contended are those in which its blocks would have been
-    evicted without it. A block that several leases pin is counted for one of them. `tier` and
-    `num_bytes` (pinned) are as of now.
+    request_id, num_tokens   the breakpoint that the lease serves
+    tier, num_bytes          the fastest tier that holds it, and the bytes that it pins, as of now
+    contended_block_ms       pinned blocks x milliseconds in which, without the lease, they would
+                             have been evicted
+    idle_block_ms            the same, in which they would have stayed cached anyway
+
+    A block that several leases pin is counted for one of them.
     """
 
     lease_id: str
     request_id: str
-    tokens: int
+    num_tokens: int = field(metadata={WIRE_KEY: "tokens"})
     reason: ReportReason
     tier: str
     num_bytes: int
@@ -201,13 +209,16 @@ Event = Admitted | Committed | Tokens | Finished | Rejected
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the engine is, sent as the first frame of every link.
+    """The engine's model and limits, sent as the first frame of every link.
+
+    `engine_id` is its journal's, so it stays the same when the engine restarts.
 
     `max_request_tokens` is the longest prompt plus output that can ever fit the KV pool beside the
     pins; `default_sampling` comes from the model folder's generation_config.json (absent:
     temperature 1.0).
     """
 
+    engine_id: str
     engine_boot_id: str
     model_id: str
     weights_digest: str

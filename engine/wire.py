@@ -1,8 +1,9 @@
-"""Protocol values to plain maps and back; what comes in is checked field by field.
+"""Converts the protocol's dataclasses to plain maps and back, checking every field that it reads.
 
-A dataclass becomes a map of its fields; a member of a union of dataclasses carries its class name
-in lower case under "t". Everything that a link receives and the journal reads passes through
-`from_plain`, so the code behind it may trust the types that it sees.
+A dataclass becomes a map of its fields, keyed by name or by the `WIRE_KEY` of the field's metadata.
+A member of a union of dataclasses carries a tag under "t": its class name in lower case, or its
+`wire_tag`. Everything that a link receives or the journal reads passes through `from_plain`, so the
+code behind it may rely on the declared types.
 """
 
 import dataclasses
@@ -13,17 +14,18 @@ from functools import cache
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from engine.errors import FrameError
+from engine.protocol import WIRE_KEY
 
 TAG = "t"
 
 
 def to_plain(kind: Any, value: Any) -> Any:
-    """Plain data for a value of `kind`, a dataclass or a union of dataclasses."""
+    """Return plain data for a value of `kind`, a dataclass or a union of dataclasses."""
     return _codec(kind).write(value)
 
 
 def from_plain(kind: Any, data: Any) -> Any:
-    """Build a value of `kind` from plain data.
+    """Return a value of `kind` built from plain data.
 
     Raises FrameError for a wrong type, an unknown field, a missing field or an unknown tag.
     """
@@ -31,7 +33,7 @@ def from_plain(kind: Any, data: Any) -> Any:
 
 
 class _Codec(NamedTuple):
-    """How one type is written and read."""
+    """The functions that write and read one type."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
@@ -56,36 +58,41 @@ def _codec(kind: Any) -> _Codec:
 
 def _dataclass(kind: Any) -> _Codec:
     hints = get_type_hints(kind)
-    codecs = {field.name: _codec(hints[field.name]) for field in dataclasses.fields(kind)}
+    fields = [
+        (field.metadata.get(WIRE_KEY, field.name), field.name, _codec(hints[field.name]))
+        for field in dataclasses.fields(kind)
+    ]
+    by_key = {key: (name, codec) for key, name, codec in fields}
 
     def write(value: Any) -> dict[str, Any]:
-        return {name: codec.write(getattr(value, name)) for name, codec in codecs.items()}
+        return {key: codec.write(getattr(value, name)) for key, name, codec in fields}
 
     def read(data: Any) -> Any:
         if type(data) is not dict:
             raise FrameError(f"Expected a map for {kind.__name__}: {_shown(data)}")
-        fields = {}
-        for name, item in data.items():
-            codec = codecs.get(name)
-            if codec is None:
-                raise FrameError(f"Unknown field of {kind.__name__}: {_shown(name)}")
+        values = {}
+        for key, item in data.items():
+            if key not in by_key:
+                raise FrameError(f"Unknown field of {kind.__name__}: {_shown(key)}")
+            name, codec = by_key[key]
             try:
-                fields[name] = codec.read(item)
+                values[name] = codec.read(item)
             except FrameError as error:
-                raise FrameError(f"{name}: {error}") from None
+                raise FrameError(f"{key}: {error}") from None
         try:
-            return kind(**fields)
+            return kind(**values)
         except TypeError:
-            raise FrameError(f"Missing field of {kind.__name__}: got {sorted(fields)}") from None
+            raise FrameError(f"Missing field of {kind.__name__}: got {sorted(data)}") from None
 
     return _Codec(write, read)
 
 
 def _tagged(members: tuple[Any, ...]) -> _Codec:
-    codecs = {member.__name__.lower(): _codec(member) for member in members}
+    tags = {member: getattr(member, "wire_tag", member.__name__.lower()) for member in members}
+    codecs = {tag: _codec(member) for member, tag in tags.items()}
 
     def write(value: Any) -> dict[str, Any]:
-        tag = type(value).__name__.lower()
+        tag = tags[type(value)]
         return {TAG: tag, **codecs[tag].write(value)}
 
     def read(data: Any) -> Any:
@@ -157,7 +164,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def _shown(data: Any) -> str:
-    """Enough of a foreign value to recognise it, never all of it."""
+    """Return enough of an unexpected value to recognise it in an error, never all of it."""
     if isinstance(data, str):
         return repr(data[:60])
     return repr(data) if isinstance(data, int | float | None) else type(data).__name__

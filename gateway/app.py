@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from gateway.background.lease_reports import recording_lease_costs
+from gateway.background.ownership import keeping_ownership
 from gateway.background.recovery import keep_recovering
 from gateway.dependencies import Dependencies
 from gateway.http import error_responses
@@ -26,7 +27,7 @@ def create_app(deps: Dependencies) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         recovering = asyncio.create_task(keep_recovering(deps, open_requests), name="recovery")
-        async with recording_lease_costs(deps):
+        async with keeping_ownership(deps, open_requests), recording_lease_costs(deps):
             yield
             await open_requests.drain(0)
         recovering.cancel()

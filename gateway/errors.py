@@ -28,7 +28,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from billing.errors import BillingError, InsufficientBalance, UnknownPrice, WriterUnavailable
+from billing.errors import (
+    BillingError,
+    HoldNotOwned,
+    InsufficientBalance,
+    OwnerEnded,
+    UnknownPrice,
+    WriterUnavailable,
+)
 from engine.client import EngineLost, Rejected
 from gateway.wire.response import ErrorBody, ErrorDetail
 
@@ -142,6 +149,8 @@ class ErrorShape:
 
 INTERNAL = ErrorShape(500, "api_error", "Internal server error")
 
+RESTARTED = ErrorShape(529, "overloaded_error", "The server was restarted; try again")
+
 ERROR_SHAPES: dict[type[Exception], ErrorShape] = {
     InvalidRequest: ErrorShape(400, "invalid_request_error"),
     AuthenticationFailed: ErrorShape(401, "authentication_error"),
@@ -163,6 +172,8 @@ ERROR_SHAPES: dict[type[Exception], ErrorShape] = {
     WriterUnavailable: ErrorShape(
         529, "overloaded_error", "The ledger has no room for one more request"
     ),
+    OwnerEnded: RESTARTED,
+    HoldNotOwned: RESTARTED,
     BillingError: INTERNAL,
     EngineLost: ErrorShape(529, "overloaded_error", "The engine is not reachable now; try again"),
 }

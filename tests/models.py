@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from engine.models.default_model import ensure_default_model
+from engine.model_files.default_model import ensure_default_model
 
 MODELS_DIR = Path(__file__).parents[1] / "var" / "models"
 

@@ -96,7 +96,7 @@ def _posted_problems(row: Row[Any]) -> Iterator[str]:
     nothing = quantities == Quantities()
     if not nothing and quantities.prompt != row.prompt_tokens:
         yield f"Request {row.id} bills {quantities.prompt} of {row.prompt_tokens} tokens."
-    if nothing and row.status in ("completed", "aborted"):
+    if nothing and row.status == "completed":
         yield f"Request {row.id} is {row.status} and was charged nothing."
 
 
@@ -127,7 +127,13 @@ def _engine_problems(row: Row[Any]) -> Iterator[str]:
         yield f"Request {row.id} has engine facts for {accounted} of {row.prompt_tokens} tokens."
     if row.status == "released":
         yield f"Request {row.id} is released and has an engine record."
-    if quantities_of(row) != Quantities():
+    if quantities_of(row) == Quantities():
+        if row.status == "aborted" and row.produced_tokens > 0:
+            yield (
+                f"Request {row.id} is aborted after {row.produced_tokens} output tokens"
+                " and was charged nothing."
+            )
+    else:
         yield from _billed_problems(row, read_tokens=read)
 
 

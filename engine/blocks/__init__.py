@@ -1,1 +1,1 @@
-"""The KV blocks: who uses each one, and which prefix it holds."""
+"""The KV blocks: reference counts, eviction order, and the prefix that each block holds."""

@@ -1,13 +1,13 @@
-"""The block pool: who uses each KV block, and which one is given up next.
+"""The block pool: reference and pin counts of the KV blocks, allocation and eviction.
 
     free    [ empty ] [ ended leases | oldest cached ... newest cached ]
-              ^ allocate takes from here, and then from there
+              ^ allocate takes these first, from the left
 
-A block is free exactly while nobody runs on it (ref 0) and no lease holds it (pin 0).
-Being free does not empty it: its index entries live until the block is allocated again.
+A block is free exactly while no running sequence (ref 0) and no lease (pin 0) uses it. A free block
+keeps its index entries until it is allocated again.
 
-Uses are counted, one for each table that is released. The count at a block's last use says how long
-a pinned block would have survived without its pin; `engine.leases.pin_meter` asks.
+The pool counts uses, one for each block table that is released. From the count at its last use
+`engine.leases.pin_meter` finds out when a pinned block would have been evicted without its pin.
 """
 
 from collections import OrderedDict
@@ -20,13 +20,13 @@ class BlockPool:
     """Reference counts, pin counts, and the free blocks in the order of their eviction."""
 
     def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
-        """Start with every block free; `index` hears of each block that is reused."""
+        """Start with every block free; a block that is allocated is dropped from `index`."""
         self.num_blocks = num_blocks
         self._index = index
         self._refs = [0] * num_blocks
         self._pins = [0] * num_blocks
         self._num_pinned = 0
-        # Free blocks, next to be allocated first: those that serve no prefix, and those that do.
+        # Free blocks in the order of allocation: those that serve no prefix, then those that do.
         self._empty: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._last_uses = [0] * num_blocks
@@ -49,31 +49,31 @@ class BlockPool:
         return len(self._cached)
 
     def free_blocks(self) -> list[int]:
-        """The free blocks, next to be allocated first."""
+        """Return the free blocks, next to be allocated first."""
         return [*self._empty, *self._cached]
 
     def is_pinned(self, block: int) -> bool:
-        """Whether some lease or reservation holds the block."""
+        """Return whether a lease or reservation pins the block."""
         return self._pins[block] > 0
 
     def is_freed_by(self, num_pins: int, block: int) -> bool:
-        """Whether the block would be free with so many pins less."""
+        """Return whether the block would be free with `num_pins` fewer pins."""
         return self._pins[block] == num_pins and not self._refs[block]
 
     def count_free(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are free."""
+        """Return how many of these blocks are free."""
         return sum(block in self._empty or block in self._cached for block in blocks)
 
     def last_use(self, block: int) -> int:
-        """The count of uses when the block was last in use; the present one while it is."""
+        """Return the count of uses at the block's last use; the present count if it is in use."""
         return self.use_now if self._refs[block] else self._last_uses[block]
 
     def note_shortage(self) -> None:
-        """More blocks were wanted than are free: nothing that is not in use would be left."""
+        """Record that too few blocks were free: all unused ones would be evicted but for pins."""
         self.evicted_use = self.use_now
 
     def allocate(self) -> int:
-        """Take the first free block, forgetting what it cached, with one reference on it."""
+        """Return the first free block, with one reference and without its index entries."""
         assert self.num_free, "allocated from an empty pool"
         if self._empty:
             block, _ = self._empty.popitem(last=False)
@@ -81,7 +81,7 @@ class BlockPool:
             block, _ = self._cached.popitem(last=False)
             self.evicted_use = max(self.evicted_use, self._last_uses[block])
         for heir in self._index.drop(block):
-            if heir in self._empty:  # it serves now what the block served
+            if heir in self._empty:  # it serves the prefix now
                 del self._empty[heir]
                 self._cached[heir] = None
                 self._cached.move_to_end(heir, last=False)
@@ -94,7 +94,7 @@ class BlockPool:
         self._take(block)
 
     def release(self, table: Sequence[int]) -> None:
-        """Drop a reference on each block of a table; later blocks will be evicted earlier."""
+        """Drop a reference on each block of a table; its last block will be evicted first."""
         self.use_now += 1
         for block in reversed(table):
             assert self._refs[block] > 0, f"released too often: {block}"
@@ -103,7 +103,7 @@ class BlockPool:
             self._free_if_unused(block, cold=False)
 
     def pin(self, block: int) -> bool:
-        """Add a pin; whether it is the block's first."""
+        """Add a pin; returns whether it is the block's first."""
         self._pins[block] += 1
         self._take(block)
         is_first = self._pins[block] == 1
@@ -111,7 +111,7 @@ class BlockPool:
         return is_first
 
     def unpin(self, block: int, *, cold: bool) -> bool:
-        """Drop a pin; whether it was the last. A cold block is evicted before all warm ones."""
+        """Drop a pin; returns whether it was the last. A cold block is evicted before warm ones."""
         assert self._pins[block] > 0, f"unpinned too often: {block}"
         self._pins[block] -= 1
         is_last = self._pins[block] == 0
@@ -120,7 +120,7 @@ class BlockPool:
         return is_last
 
     def check_integrity(self, refs: Sequence[int], pins: Sequence[int]) -> None:
-        """Assert that the counts equal those their holders report and that free + used = all."""
+        """Assert that the counts equal those of the holders, and that free + used = all."""
         assert list(refs) == self._refs, "references differ from the running tables"
         assert list(pins) == self._pins, "pins differ from leases and reservations"
         unused = {b for b in range(self.num_blocks) if not (self._refs[b] or self._pins[b])}
@@ -130,7 +130,7 @@ class BlockPool:
         assert serving == set(self._cached), "cached are not exactly the free blocks that serve"
 
     def _take(self, block: int) -> None:
-        """Take a block that gets a holder from the free ones, if it is among them."""
+        """Remove a block from the free ones, if it is free."""
         self._empty.pop(block, None)
         self._cached.pop(block, None)
 
@@ -144,4 +144,4 @@ class BlockPool:
         self._cached[block] = None
         self._cached.move_to_end(block, last=not cold)
         if cold:
-            self._last_uses[block] = 0  # it goes first, however lately it was used
+            self._last_uses[block] = 0  # evicted first, however recently it was used

@@ -1,13 +1,13 @@
-"""The prefix index: which blocks hold which tokens after which prefix.
+"""The prefix index: finds the cached blocks of a prompt's longest known prefix.
 
-A prefix is a chain of nodes, one a full block, under a root that stands for its namespace:
+A prefix is a chain of nodes, one for each block, under a root that holds its namespace:
 
     root(namespace) <- tokens 0..15 <- tokens 16..31 <- tokens 32..36     a prefix of 37 tokens
 
-A node's key is the SHA-256 of its parent's key and its own packed tokens, so a key names a whole
-prefix. An entry says "this block holds this node's tokens in its first slots"; entries of full
-blocks and of exact tails differ only in how many tokens they have. A find compares the tokens and
-walks the chain down to the namespace, so even a hash collision never serves foreign KV.
+A node's key is the SHA-256 of its parent's key and its own packed token ids, so a key identifies a
+whole prefix. An entry means: this block holds this node's tokens in its first slots. It may be full
+or a tail. A search compares the token ids and the chain down to the namespace, so even a hash
+collision never serves KV of another prompt or namespace.
 """
 
 import hashlib
@@ -25,49 +25,49 @@ Digest = Callable[[bytes], bytes]
 
 
 def sha256(data: bytes) -> bytes:
-    """The digest of the index."""
+    """Return the SHA-256 digest."""
     return hashlib.sha256(data).digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """One node of a chain: the tokens of its last block after those of its parent.
+    """One node of a chain: the packed token ids of its last block, after those of its parent.
 
-    A root has no parent and holds the namespace instead of tokens.
+    A root has no parent, and holds the namespace instead of token ids.
     """
 
     parent: "Prefix | None"
-    tokens: bytes
+    token_ids: bytes
     key: bytes
 
 
 def is_same_prefix(left: Prefix | None, right: Prefix | None) -> bool:
-    """Whether two chains hold the same tokens under the same namespace."""
+    """Return whether two chains hold the same tokens under the same namespace."""
     # A sequence adopts the nodes that it matched, so chains soon meet in one object.
     while left is not right:
-        if left is None or right is None or left.tokens != right.tokens:
+        if left is None or right is None or left.token_ids != right.token_ids:
             return False
         left, right = left.parent, right.parent
     return True
 
 
 class PrefixChain:
-    """The prefixes of one growing sequence of tokens, each hashed at most once."""
+    """The prefixes of one growing sequence of token ids; each full block is hashed once."""
 
     def __init__(
-        self, namespace: bytes, tokens: np.ndarray, block_size: int, digest: Digest = sha256
+        self, namespace: bytes, token_ids: np.ndarray, block_size: int, digest: Digest = sha256
     ) -> None:
-        """Start a chain over `tokens`, an int32 buffer that its owner fills from the left."""
+        """Start a chain over `token_ids`, an int32 buffer that its owner fills in order."""
         self.namespace = namespace
         fields = (_ROOT_FIELD, namespace)
         framed = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
         self._full = [Prefix(None, namespace, digest(framed))]
-        self._tokens = tokens
+        self._token_ids = token_ids
         self._block_size = block_size
         self._digest = digest
 
     def at(self, num_tokens: int) -> Prefix:
-        """The prefix of exactly `num_tokens` tokens."""
+        """Return the prefix of exactly `num_tokens` tokens."""
         num_full, num_tail = divmod(num_tokens, self._block_size)
         while len(self._full) <= num_full:
             start = (len(self._full) - 1) * self._block_size
@@ -77,17 +77,17 @@ class PrefixChain:
         return self._extend(num_tokens - num_tail, num_tokens)
 
     def adopt(self, prefixes: Sequence[Prefix], start_block: int) -> None:
-        """Use `prefixes`, which an index found equal to ours, from block `start_block` on."""
+        """Use the index's own nodes, equal to ours, from block `start_block` on."""
         self._full[start_block + 1 : start_block + 1 + len(prefixes)] = prefixes
 
     def packed(self, start: int, stop: int) -> bytes:
-        """The token ids at positions start .. stop - 1, packed."""
-        return self._tokens[start:stop].tobytes()
+        """Return the token ids at positions start .. stop - 1, packed."""
+        return self._token_ids[start:stop].tobytes()
 
     def _extend(self, start: int, stop: int) -> Prefix:
         parent = self._full[start // self._block_size]
-        tokens = self.packed(start, stop)
-        return Prefix(parent, tokens, self._digest(parent.key + tokens))
+        token_ids = self.packed(start, stop)
+        return Prefix(parent, token_ids, self._digest(parent.key + token_ids))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,45 +98,45 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restored:
-    """A stored lease, read back: `tokens` of the match come from it and not from the index."""
+    """A stored lease that was read back: `num_tokens` tokens of a match come from it."""
 
     payload: Any
     tier: str
-    tokens: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
     """The longest prefix of a sequence that need not be computed.
 
-    blocks       to attach as they are, from the sequence's first block on
-    tokens       positions that hold valid KV once the tail is copied, or the rest restored
-    tail_source  block whose first `tokens - len(blocks) * block_size` slots to copy; None: no copy
-    prefixes     the index's own nodes of the blocks that it added
-    restored     what fills the blocks after `blocks`, if another tier does
+    blocks       full blocks to attach, from the sequence's first one on
+    num_tokens   tokens with valid KV once the tail is copied, or the rest restored
+    tail_source  block whose first slots, up to `num_tokens`, are to be copied; None: no copy
+    prefixes     the index's nodes of the blocks that it found
+    restored     the stored lease that fills the blocks after `blocks`, if there is one
     """
 
     blocks: list[int]
-    tokens: int
+    num_tokens: int
     tail_source: int | None = None
     prefixes: tuple[Prefix, ...] = ()
     restored: Restored | None = None
 
     def tokens_by_tier(self) -> dict[str, int]:
-        """Where the matched tokens come from."""
+        """Return how many of the matched tokens come from each tier."""
         if self.restored is None:
-            return {"device": self.tokens} if self.tokens else {}
-        device = {"device": self.tokens - self.restored.tokens}
-        return (device if self.tokens > self.restored.tokens else {}) | {
-            self.restored.tier: self.restored.tokens
+            return {"device": self.num_tokens} if self.num_tokens else {}
+        device = {"device": self.num_tokens - self.restored.num_tokens}
+        return (device if self.num_tokens > self.restored.num_tokens else {}) | {
+            self.restored.tier: self.restored.num_tokens
         }
 
 
 class PrefixIndex:
-    """Committed blocks by prefix. Several blocks may hold one prefix: the first one serves."""
+    """Committed blocks by prefix. If several blocks hold one prefix, the first one serves."""
 
     def __init__(self, block_size: int, *, enabled: bool = True) -> None:
-        """Start empty; when not enabled, stay so."""
+        """Start empty; when not enabled, publish nothing."""
         self._block_size = block_size
         self._enabled = enabled
         self._entries: dict[tuple[bytes, bytes], list[_Entry]] = {}
@@ -145,7 +145,7 @@ class PrefixIndex:
     def match(self, chain: PrefixChain, num_tokens: int, known: Sequence[int] = ()) -> Match:
         """Find the longest indexed prefix of the chain's first `num_tokens` tokens.
 
-        At least one token is left to compute, because its logits are wanted. `known` are blocks
+        At least one token is left to compute, because its logits are needed. `known` are blocks
         that the caller already has for the start of the sequence. Changes nothing.
         """
         size = self._block_size
@@ -165,22 +165,22 @@ class PrefixIndex:
         return Match(blocks, start + num_slots, source, tuple(prefixes))
 
     def publish(self, chain: PrefixChain, num_tokens: int, block: int) -> None:
-        """Say that `block` holds the last block, full or not, of the first `num_tokens` tokens.
+        """Index `block` as the last block, full or not, of the first `num_tokens` tokens.
 
-        Call it only when the step that wrote the last of them has been executed.
+        To be called only after the step that wrote them has been executed.
         """
         if not self._enabled:
             return
         prefix = chain.at(num_tokens)
         own = self._entries_of_block.setdefault(block, [])
-        if any(len(entry.prefix.tokens) == len(prefix.tokens) for entry in own):
+        if any(len(entry.prefix.token_ids) == len(prefix.token_ids) for entry in own):
             return
         entry = _Entry(prefix, block)
         own.append(entry)
         self._entries.setdefault(_slot(prefix), []).append(entry)
 
     def drop(self, block: int) -> list[int]:
-        """Forget every entry of a block, full and tails; another block of a prefix takes over.
+        """Remove all entries of a block; another block with the same prefix serves instead.
 
         Returns the blocks that serve now and did not before.
         """
@@ -196,17 +196,17 @@ class PrefixIndex:
         return heirs
 
     def is_serving(self, block: int) -> bool:
-        """Whether some prefix is found through this block, and not through an equal one."""
+        """Return whether a search can return this block, and not an equal one instead."""
         return any(
             self._entries[_slot(entry.prefix)][0] is entry
             for entry in self._entries_of_block.get(block, ())
         )
 
     def is_full(self, block: int) -> bool:
-        """Whether the block has an entry for all of its slots."""
+        """Return whether the block has an entry for all of its slots."""
         full_bytes = self._block_size * TOKEN_BYTES
         return any(
-            len(entry.prefix.tokens) == full_bytes
+            len(entry.prefix.token_ids) == full_bytes
             for entry in self._entries_of_block.get(block, ())
         )
 
@@ -219,15 +219,15 @@ class PrefixIndex:
         for block, entries in self._entries_of_block.items():
             assert all(entry.block == block for entry in entries), f"foreign entry: {block}"
 
-    def _find(self, parent: Prefix, tokens: bytes) -> _Entry | None:
-        for entry in self._entries.get((parent.key, tokens), ()):
+    def _find(self, parent: Prefix, token_ids: bytes) -> _Entry | None:
+        for entry in self._entries.get((parent.key, token_ids), ()):
             if is_same_prefix(entry.prefix.parent, parent):
                 return entry
         return None
 
     def _longest_tail(self, parent: Prefix, rest: bytes, max_slots: int) -> tuple[int | None, int]:
-        """Find the block that holds most of `rest`, of which at most `max_slots` are wanted."""
-        # A full block is a tail too, when the token left to compute cuts it.
+        """Return the block that holds the longest start of `rest`, and how many slots to use."""
+        # A full block serves as a tail if its last token is the one left to compute.
         for num_slots in range(len(rest) // TOKEN_BYTES if max_slots else 0, 0, -1):
             entry = self._find(parent, rest[: num_slots * TOKEN_BYTES])
             if entry is not None:
@@ -237,4 +237,4 @@ class PrefixIndex:
 
 def _slot(prefix: Prefix) -> tuple[bytes, bytes]:
     assert prefix.parent is not None, "a root has no block"
-    return prefix.parent.key, prefix.tokens
+    return prefix.parent.key, prefix.token_ids

@@ -1,8 +1,8 @@
-"""The engine's only door: connect, ask, listen. Async; imports neither torch nor the core."""
+"""The engine's public API: an asyncio client and the protocol's types; without torch or core."""
 
-from engine.client.connection import connect_engine
-from engine.client.interface import EngineClient, EngineLost, Generation
-from engine.errors import AddressError
+from engine.client.interface import EngineClient, RequestStream
+from engine.client.link_client import connect_engine
+from engine.errors import AddressError, EngineLost
 from engine.protocol import (
     Admitted,
     Breakpoint,
@@ -36,13 +36,13 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GenerateRequest",
-    "Generation",
     "Grant",
     "GrantOutcome",
     "LeaseReport",
     "RejectCode",
     "Rejected",
     "ReportReason",
+    "RequestStream",
     "Sampling",
     "Tokens",
     "connect_engine",

@@ -1,4 +1,4 @@
-"""What a client of the engine may rely on, whichever way it is connected."""
+"""The client's interface as typing protocols: EngineClient and RequestStream."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
@@ -6,14 +6,10 @@ from typing import Protocol
 from engine.protocol import EngineInfo, EngineRecord, Event, GenerateRequest, LeaseReport
 
 
-class EngineLost(Exception):
-    """The link to the engine ended, or could not be made in time."""
+class RequestStream(Protocol):
+    """An async iterator over one request's events; the last is Finished or Rejected.
 
-
-class Generation(Protocol):
-    """One request in flight. Iterate it for its events; the last is Finished or Rejected.
-
-    Raises EngineLost from iteration when the link ends first; the journal then knows the rest.
+    Iteration raises EngineLost if the link ends first; `EngineClient.lookup` has the record later.
     """
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
@@ -22,54 +18,54 @@ class Generation(Protocol):
         """Ask the engine to stop; the Finished event still comes. Idempotent."""
 
     def finish(self, output_tokens: int) -> None:
-        """End the request at its `output_tokens`-th output token: the rest is overrun."""
+        """End the request at its `output_tokens`-th output token; later tokens are overrun."""
 
 
 class EngineClient(Protocol):
-    """A multiplexed link to one engine that reconnects by itself."""
+    """A client of one engine; all requests share one link, which reconnects by itself."""
 
     async def ready(self, timeout_seconds: float) -> EngineInfo:
-        """Wait for a live link and return what the engine is. Raises EngineLost after the bound."""
+        """Wait for a live link and return the engine's info. Raises EngineLost on timeout."""
         ...
 
     @property
     def info(self) -> EngineInfo | None:
-        """What the connected engine is; None while there is no link."""
+        """The connected engine's info; None while there is no link."""
         ...
 
-    def generate(self, request: GenerateRequest) -> Generation:
-        """Submit a request. Raises EngineLost if there is no link now."""
+    def generate(self, request: GenerateRequest) -> RequestStream:
+        """Submit a request and return its stream. Raises EngineLost if there is no link now."""
         ...
 
     async def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord | None]:
-        """The closed records of these requests, from the journal.
+        """Return the closed records of these requests, from the engine's journal.
 
-        None means still queued or running (ask again); an id the engine never admitted is absent.
+        None: still queued or running, call again. Absent: the engine never admitted the id.
         """
         ...
 
     async def stats(self) -> dict[str, float]:
-        """Gauges and counters by metric name, for /metrics."""
+        """Return gauges and counters by metric name, for /metrics."""
         ...
 
     async def unpin(
         self, *, lease_ids: Sequence[str] = (), namespaces: Sequence[bytes] = ()
     ) -> int:
-        """End these leases and all of these namespaces, in every tier; how many there were.
+        """End these leases and all leases of these namespaces, and return how many there were.
 
-        A tenant is the set of its namespaces. Idempotent: unknown ids and namespaces are none. When
-        this returns, no tier outside the KV pool has anything of them, after a restart neither; in
-        the pool their blocks are the next to be overwritten. Requests that run may still commit
-        leases that they were granted: abort them first. Raises EngineLost.
+        When this returns, no tier outside the KV pool holds their data, also not after a restart;
+        in the pool their blocks are the first to be evicted. Running requests may still commit
+        leases that they were granted: abort them first. Unknown ids and namespaces are ignored.
+        Raises EngineLost.
         """
         ...
 
     def lease_reports(self) -> AsyncIterator[LeaseReport]:
-        """What leases cost, as the engine reports it, across reconnects, for one iterator.
+        """Iterate over the engine's lease reports, across reconnects, until `close`.
 
-        Reports carry totals, so a missed or repeated one does no harm; ends with `close`.
+        Reports carry totals, so a missed or repeated one does no harm. One iterator at a time.
         """
         ...
 
     async def close(self) -> None:
-        """End the link and every generation on it."""
+        """End the link and every stream on it."""

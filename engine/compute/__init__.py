@@ -1,1 +1,1 @@
-"""Plans executed: a model loaded, its KV cache, attention, sampling."""
+"""Executes plans: a loaded model, its KV cache, attention, sampling."""

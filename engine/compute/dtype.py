@@ -1,4 +1,4 @@
-"""Which number format the engine computes in, and on how many threads."""
+"""Chooses the number format and the number of threads that the engine computes with."""
 
 import os
 from pathlib import Path
@@ -7,12 +7,12 @@ import torch
 
 _NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
-# A second thread pays at SmolLM2's size; more only fight over memory bandwidth.
+# At SmolLM2's size a second thread is worth it; more only compete for memory bandwidth.
 MAX_CPU_THREADS = 2
 
 
 def choose_dtype(name: str, *, device: torch.device, cpuinfo: str) -> torch.dtype:
-    """`float32` and `bfloat16` are taken at their word; `auto` is the faster one here.
+    """Return the number format that `name` asks for; `auto` is the faster one on this machine.
 
     On a CPU bfloat16 is faster only with AMX or AVX512-BF16 (prefill 3.5 x), slower without.
     `cpuinfo` is the text of /proc/cpuinfo.
@@ -25,7 +25,7 @@ def choose_dtype(name: str, *, device: torch.device, cpuinfo: str) -> torch.dtyp
 
 
 def read_cpuinfo() -> str:
-    """The text of /proc/cpuinfo; empty where there is none."""
+    """Return the text of /proc/cpuinfo, or nothing where there is none."""
     path = Path("/proc/cpuinfo")
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
@@ -43,7 +43,7 @@ def configure_threads(num_threads: int | None = None) -> int:
 
 
 def cpu_flags(cpuinfo: str) -> set[str]:
-    """The first processor's flags in the text of /proc/cpuinfo."""
+    """Return the first processor's flags from the text of /proc/cpuinfo."""
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "flags":

@@ -1,4 +1,4 @@
-"""Loading a model folder: the model, what it stops at and how it samples by default."""
+"""Loads a model folder: the model, its stop tokens and its default sampling."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
+from engine.compute.backend import Backend, build_backend
 from engine.compute.native.library import Library
-from engine.compute.native.llama import NativeLlama
 from engine.errors import ModelFileError
-from engine.models.llama import Llama
-from engine.models.llama_config import CURE, LlamaConfig, read_json
-from engine.models.weights import Weights, checked_digest
+from engine.model_files.json_files import CURE, read_json
+from engine.model_files.weights import Weights, checked_digest
+from engine.models.registry import find_architecture
 from engine.protocol import Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, and the facts of its folder that the engine announces."""
+    """A model ready to run, and the facts of its folder that the engine reports to clients."""
 
-    model: Llama | NativeLlama
+    backend: Backend
     weights_digest: str
     stop_token_ids: tuple[int, ...]
     default_sampling: Sampling
@@ -28,25 +28,23 @@ class LoadedModel:
 def load_model(
     folder: Path, *, dtype: torch.dtype, device: torch.device, library: Library | None = None
 ) -> LoadedModel:
-    """Load a Hugging Face Llama folder; with `library` it runs in C, on the CPU in bfloat16.
+    """Load a Hugging Face folder; with `library` it runs in C, on the CPU in bfloat16.
 
     Raises ModelFileError naming the file that is missing, damaged or does not fit config.json, and
     UnsupportedModel if the folder describes another kind of model.
     """
-    config = LlamaConfig.read(folder)
+    architecture, config = find_architecture(folder)
     digest = checked_digest(folder)
     weights = Weights(folder)
-    model = (
-        Llama(config, weights, dtype=dtype, device=device)
-        if library is None
-        else NativeLlama(config, weights, library)
+    backend = build_backend(
+        architecture, config, weights, dtype=dtype, device=device, library=library
     )
     weights.require_all_taken()
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     try:
         return LoadedModel(
-            model=model,
+            backend=backend,
             weights_digest=digest,
             stop_token_ids=_stop_token_ids(generation, read_json(folder / "config.json")),
             default_sampling=_default_sampling(generation),
@@ -56,7 +54,7 @@ def load_model(
 
 
 def _stop_token_ids(generation: dict[str, Any], config: dict[str, Any]) -> tuple[int, ...]:
-    """The end-of-sequence ids: generation_config.json's, else config.json's; one or a list."""
+    """Return the end-of-sequence ids of generation_config.json, or else of config.json."""
     found = generation.get("eos_token_id", config.get("eos_token_id"))
     if found is None:
         return ()
@@ -64,7 +62,7 @@ def _stop_token_ids(generation: dict[str, Any], config: dict[str, Any]) -> tuple
 
 
 def _default_sampling(generation: dict[str, Any]) -> Sampling:
-    """What the file states and nothing more: only `do_sample: false` makes a model greedy."""
+    """Return the sampling that the file states; only `do_sample: false` makes a model greedy."""
     if generation.get("do_sample") is False:
         return Sampling(temperature=0.0)
     stated = {name: value for name, value in generation.items() if value is not None}

@@ -1,4 +1,4 @@
-"""How large the KV pool is, and how much of it leases may pin."""
+"""Sizes the KV pool, and limits how much of it leases may pin."""
 
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ def engine_config(
     block_size: int = 16,
     **limits: Any,
 ) -> EngineConfig:
-    """The engine's limits on a machine with `memory_bytes`, pins and quota derived from the pool.
+    """Return the engine's limits on a machine with `memory_bytes`.
 
-    `kv_cache_bytes` is the operator's pool, `lease_cap_bytes` what all leases may pin of it and
-    `lease_quota_bytes` what those of one namespace may; None takes the default. However large the
-    cap, one whole context stays free. `limits` are further fields of EngineConfig. Raises
-    KVCacheTooSmall if not one block fits.
+    kv_cache_bytes     size of the KV pool; None: `default_pool_bytes`
+    lease_cap_bytes    how much of it all leases may pin; None: `pin_cap_blocks`. One whole context
+                       stays free, however large the cap
+    lease_quota_bytes  how much the leases of one namespace may pin; None: the cap
+    limits             further fields of EngineConfig
+
+    Raises KVCacheTooSmall if not one block fits.
     """
     context_blocks = -(-max_model_len // block_size)
     if kv_cache_bytes is None:
@@ -39,8 +42,8 @@ def engine_config(
         raise KVCacheTooSmall(kv_cache_bytes, bytes_per_block)
     cap_blocks = pin_cap_blocks(num_blocks, context_blocks)
     if lease_cap_bytes is not None:
-        room_blocks = max(0, num_blocks - context_blocks)
-        cap_blocks = min(lease_cap_bytes // bytes_per_block, room_blocks)
+        num_unreserved = max(0, num_blocks - context_blocks)
+        cap_blocks = min(lease_cap_bytes // bytes_per_block, num_unreserved)
     quota_blocks = cap_blocks
     if lease_quota_bytes is not None:
         quota_blocks = min(lease_quota_bytes // bytes_per_block, cap_blocks)
@@ -56,19 +59,19 @@ def engine_config(
 
 
 def default_pool_bytes(memory_bytes: int, context_bytes: int) -> int:
-    """15 % of memory, but at least eight whole contexts, but never above half of memory."""
+    """Return 15 % of memory or eight whole contexts if that is more, at most half of memory."""
     share = memory_bytes * POOL_SHARE_PERCENT // 100
     ceiling = memory_bytes * POOL_SHARE_PERCENT_MAX // 100
     return min(max(share, POOL_CONTEXTS_MIN * context_bytes), ceiling)
 
 
 def pin_cap_blocks(num_blocks: int, context_blocks: int) -> int:
-    """75 % of the pool, but always one whole context less than the pool."""
+    """Return 75 % of the pool, or less so that one whole context stays free."""
     return max(0, min(num_blocks * PIN_CAP_PERCENT // 100, num_blocks - context_blocks))
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Memory this process may use: the machine's, or its control group's limit if that is less."""
+    """Return the memory this process may use: the machine's, or less by its control group."""
     machine = _meminfo_bytes((root / "proc/meminfo").read_text(encoding="utf-8"))
     return min([machine, *_cgroup_limits(root)])
 
@@ -79,7 +82,7 @@ def _meminfo_bytes(meminfo: str) -> int:
 
 
 def _cgroup_limits(root: Path) -> list[int]:
-    """The limits of the process's control group and its parents (version 2, then version 1)."""
+    """Return the limits of the process's control group and its parents (version 2 or 1)."""
     membership = root / "proc/self/cgroup"
     if not membership.is_file():
         return []

@@ -1,7 +1,7 @@
-"""Choosing output tokens: greedy, temperature, top-k, top-p; seeded and without state.
+"""Samples output tokens: greedy, temperature, top-k, top-p; seeded and without state.
 
-The draw of one token depends on its logits, the request's seed and the token's index alone, so a
-preempted request, a differently batched one and a repeated one all draw the same.
+The draw of a token depends only on its logits, the request's seed and the token's index. So a
+request draws the same tokens when it is preempted, batched differently or repeated.
 """
 
 import hashlib
@@ -15,15 +15,15 @@ from engine.plan import Row
 class Sampler:
     """Samples the rows of one step.
 
-    `entropy` is this process's secret: a request without a seed gets one derived from it and the
-    request's id, random to everybody and still the same after preemption.
+    `entropy` is a secret of this process. A request without a seed gets one derived from it and the
+    request's id: unpredictable, and the same after preemption.
     """
 
     def __init__(self, entropy: bytes) -> None:
         self._entropy = entropy
 
     def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-        """One token id for each row of `logits` [s, vocab_size] float32."""
+        """Return a token id for each row of `logits` [s, vocab_size] float32."""
         if not rows:
             return []
         chosen = _likeliest(logits)
@@ -43,7 +43,7 @@ class Sampler:
         return chosen
 
     def _uniform(self, row: Row) -> float:
-        """A number in (0, 1) fixed by the row's seed and output index."""
+        """Return a number in (0, 1) that depends on the row's seed and output index only."""
         seed = row.sampling.seed
         key = (
             hashlib.blake2b(row.request_id.encode(), key=self._entropy).digest()
@@ -56,7 +56,7 @@ class Sampler:
 
 
 def _likeliest(logits: torch.Tensor) -> list[int]:
-    """The greedy choice; of equals the first."""
+    """Return the greedy choices; of equal logits, the first."""
     # NumPy's argmax is seven times as fast as torch's on a CPU: 4 ms a step of 64 sequences.
     array = logits.numpy() if logits.device.type == "cpu" else logits
     tokens: list[int] = array.argmax(-1).tolist()
@@ -73,7 +73,7 @@ def _draw(scaled: torch.Tensor, uniform: torch.Tensor, rows: Sequence[Row]) -> l
 
 
 def _draw_filtered(scaled: torch.Tensor, uniform: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """Draw among the `top_k` likeliest tokens, and of those the fewest that reach `top_p`."""
+    """Draw among the fewest of the `top_k` likeliest tokens that reach `top_p`."""
     values, order = scaled.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(values.shape[-1], device=values.device)
     limits = [row.sampling.top_k or values.shape[-1] for row in rows]

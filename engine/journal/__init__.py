@@ -1,1 +1,1 @@
-"""What the engine did, on disk before any frame tells of it."""
+"""The engine's journal: its record of every request and lease, on disk before any frame is sent."""

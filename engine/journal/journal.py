@@ -1,17 +1,19 @@
-"""The engine's memory of what it did: facts are written here before any frame tells them.
+"""The journal: appends the facts of requests and leases, recovers after a crash, finds records.
 
-Three kinds of segment lie in one folder. `open-N.log` has the facts of requests in flight:
-admitted, committed, produced. `closed-N.log` has one final record a request, and is what lookups
-read. `lease-N.log` has the reports of leases, for people and for what the link missed. A kill
-loses nothing that was written; a power cut loses at most the last SYNC_SECONDS. At the next start
-every request that is open and not closed gets its record: engine_lost, with the last facts written.
+One folder holds three kinds of log files, in segments:
 
-Closed records and reports are each kept until they fill KEPT_BYTES, about 200,000 requests; the
-oldest go first.
+    open-N.log     facts of running requests: admitted, committed, produced
+    closed-N.log   one final record a request; read by lookups
+    lease-N.log    lease reports, for inspection and for links that missed them
+
+A killed process loses nothing that was written; a power cut loses at most the last SYNC_SECONDS. At
+the next start every request that is open and not closed is closed as `engine_lost`, with the last
+facts written. Closed records and reports are each kept up to KEPT_BYTES; the oldest are removed.
 """
 
 import fcntl
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -32,11 +34,11 @@ from engine.wire import from_plain, to_plain
 
 SEGMENT_BYTES = 8 << 20
 KEPT_BYTES = 128 << 20
-_OFFSET_BITS = 40  # a line's place is one integer, segment number above offset: the index is large
+_OFFSET_BITS = 40  # a line's place is segment number << 40 | offset: one int, as the index is large
 
 
 class Journal:
-    """Facts in, closed records out; one engine at a time."""
+    """The journal in one folder, which one engine process locks; see JournalSink for the facts."""
 
     def __init__(
         self,
@@ -45,17 +47,18 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        """Lock the folder and close what an earlier engine left open. Raises JournalError."""
+        """Lock the folder, close requests that an earlier engine left open. Raises JournalError."""
         self._folder = folder
         self._segment_bytes, self._kept_bytes = segment_bytes, kept_bytes
         self._open: Segment
         self._closed: Segment
         self._leases: Segment
         self._places: dict[str, int] = {}  # closed requests, oldest first
-        self._in_flight: dict[str, _InFlight] = {}
-        self._produced: dict[str, int] = {}  # since the last flush
+        self._open_requests: dict[str, _OpenRequest] = {}
+        self._produced: dict[str, int] = {}  # output tokens by request, since the last flush
         self._lock = _locked(folder)
         try:
+            self.engine_id = _engine_id(folder)
             self._recover()
         except BaseException:
             os.close(self._lock)
@@ -63,39 +66,39 @@ class Journal:
         self._syncer = Syncer(self._sync)
 
     def admitted(self, record: EngineRecord) -> None:
-        """A request was admitted: its facts and grants are final from here."""
-        self._in_flight[record.request_id] = _InFlight(record, record.output_tokens)
+        """Append a request's record at admission; its facts and grants are final."""
+        self._open_requests[record.request_id] = _OpenRequest(record, record.output_tokens)
         self._open.append({"admitted": to_plain(EngineRecord, record)})
 
-    def committed(self, request_id: str, tokens: int) -> None:
-        """The breakpoint at `tokens` is computed and pinned."""
-        self._in_flight[request_id].committed.add(tokens)
-        self._open.append({"committed": request_id, "tokens": tokens})
+    def committed(self, request_id: str, num_tokens: int) -> None:
+        """Append that the breakpoint at `num_tokens` is computed and pinned."""
+        self._open_requests[request_id].committed.add(num_tokens)
+        self._open.append({"committed": request_id, "tokens": num_tokens})
 
     def produced(self, request_id: str, output_tokens: int) -> None:
-        """The request has `output_tokens` output tokens in all."""
-        self._in_flight[request_id].output_tokens = output_tokens
+        """Note that the request has `output_tokens` output tokens in all; `flush` appends it."""
+        self._open_requests[request_id].output_tokens = output_tokens
         self._produced[request_id] = output_tokens
 
     def finished(self, record: EngineRecord) -> None:
-        """The request ended; this record is the truth about it."""
-        self._in_flight.pop(record.request_id, None)
+        """Append the final record of a request that ended."""
+        self._open_requests.pop(record.request_id, None)
         offset = self._closed.append(to_plain(EngineRecord, record))
         self._places[record.request_id] = self._closed.number << _OFFSET_BITS | offset
 
     def reported(self, report: LeaseReport) -> None:
-        """What a lease has cost so far."""
+        """Append a lease report."""
         self._leases.append(to_plain(LeaseReport, report))
 
     def flush(self) -> None:
-        """Write what was noted since the last call; only then may frames tell it.
+        """Write all facts since the last call; frames with them may be sent afterwards.
 
-        Raises JournalError: an engine that cannot write its journal must stop.
+        Raises JournalError; the engine must stop then.
         """
         if self._produced:
             self._open.append({"produced": self._produced})
             self._produced = {}
-        # Closed first: an end outweighs all that was noted on the way to it.
+        # Closed first: a final record makes the open facts of its request irrelevant.
         if any([self._closed.write(), self._open.write(), self._leases.write()]):
             self._syncer.wrote()
         if self._closed.size >= self._segment_bytes:
@@ -106,7 +109,7 @@ class Journal:
             self._rotate_open()
 
     def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord]:
-        """The closed records among these requests. Raises JournalError."""
+        """Return the closed records of these requests, as far as there are. Raises JournalError."""
         self.flush()
         return {
             request_id: self._record_at(self._places[request_id])
@@ -115,15 +118,15 @@ class Journal:
         }
 
     def last_reports(self, limit: int) -> list[LeaseReport]:
-        """The newest report of each of the `limit` leases reported last, the newest last.
+        """Return the newest report of each of the last `limit` reported leases, newest last.
 
-        Reads files from the newest on, until there are enough. Raises JournalError.
+        Reads segments from the newest backwards until there are enough. Raises JournalError.
         """
         newest: dict[str, LeaseReport] = {}
         for number in reversed(segment_numbers(self._folder, "lease")):
             lines = [data for _, data in read_segment(segment_path(self._folder, "lease", number))]
             for data in reversed(lines):
-                with suppress(FrameError):  # of another version: its lease ended long ago
+                with suppress(FrameError):  # another version wrote it: its lease ended long ago
                     report: LeaseReport = from_plain(LeaseReport, data)
                     newest.setdefault(report.lease_id, report)
                 if len(newest) == limit:
@@ -131,11 +134,11 @@ class Journal:
         return list(newest.values())[::-1]
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether this request was ever admitted, as far back as the journal goes."""
-        return request_id in self._places or request_id in self._in_flight
+        """Whether this request was ever admitted, as far back as records are kept."""
+        return request_id in self._places or request_id in self._open_requests
 
     def close(self) -> None:
-        """Write and sync everything and let another engine have the folder. Raises JournalError."""
+        """Write and sync everything, then unlock the folder. Raises JournalError."""
         with ExitStack() as stack:
             stack.callback(os.close, self._lock)
             stack.callback(self._open.close)
@@ -145,7 +148,7 @@ class Journal:
             self.flush()
 
     def _recover(self) -> None:
-        """Index the closed records, give every request left open one, then start afresh."""
+        """Index the closed records, close requests left open, then start new segments."""
         for number in segment_numbers(self._folder, "closed"):
             for offset, data in read_segment(segment_path(self._folder, "closed", number)):
                 self._places[data["request_id"]] = number << _OFFSET_BITS | offset
@@ -163,15 +166,15 @@ class Journal:
         self._drop_oldest("closed")
         self._drop_oldest("lease")
 
-    def _left_open(self, numbers: list[int]) -> list["_InFlight"]:
-        """What the open segments say of requests that no closed segment has."""
-        requests: dict[str, _InFlight] = {}
+    def _left_open(self, numbers: list[int]) -> list["_OpenRequest"]:
+        """Return the requests in open segments that have no closed record."""
+        requests: dict[str, _OpenRequest] = {}
         for number in numbers:
             path = segment_path(self._folder, "open", number)
             for _, line in read_segment(path):
                 if "admitted" in line:
                     record = _record(line["admitted"], path)
-                    requests[record.request_id] = _InFlight(record, record.output_tokens)
+                    requests[record.request_id] = _OpenRequest(record, record.output_tokens)
                 elif "produced" in line:
                     for request_id, output_tokens in line["produced"].items():
                         if request_id in requests:
@@ -181,7 +184,7 @@ class Journal:
         return [request for id_, request in requests.items() if id_ not in self._places]
 
     def _rotated(self, full: Segment) -> Segment:
-        """The segment after `full`, of its kind; the oldest ones make room."""
+        """Return a new segment after `full`; drop the oldest of its kind."""
         with self._syncer.busy:
             full.sync()
             full.close()
@@ -190,10 +193,10 @@ class Journal:
         return following
 
     def _rotate_open(self) -> None:
-        """Carry what is in flight into a new segment; the old one has nothing more to say."""
+        """Copy the facts of running requests into a new segment and remove the old one."""
         with self._syncer.busy:
             old, self._open = self._open, self._next_segment("open")
-            for request in self._in_flight.values():
+            for request in self._open_requests.values():
                 self._open.append({"admitted": to_plain(EngineRecord, request.record_now())})
             self._open.write()
             self._sync()
@@ -201,7 +204,7 @@ class Journal:
         self._drop("open", old.number)
 
     def _drop_oldest(self, kind: str) -> None:
-        """Remove the oldest segments of a kind until the rest fits, and forget their records."""
+        """Remove the oldest segments of a kind beyond KEPT_BYTES, and their index entries."""
         *older, _ = segment_numbers(self._folder, kind)
         sizes = {
             number: segment_path(self._folder, kind, number).stat().st_size for number in older
@@ -238,17 +241,17 @@ class Journal:
 
 
 @dataclass(slots=True)
-class _InFlight:
-    """An admitted request that has not ended: its record at admission, and what came since."""
+class _OpenRequest:
+    """An admitted request that has not ended: its record at admission and the facts since."""
 
     record: EngineRecord
     output_tokens: int
     committed: set[int] = field(default_factory=set)
 
     def record_now(self) -> EngineRecord:
-        """The record with the facts up to now."""
+        """Return the record with the facts up to now."""
         grants = tuple(
-            replace(grant, committed=grant.committed or grant.tokens in self.committed)
+            replace(grant, committed=grant.committed or grant.num_tokens in self.committed)
             for grant in self.record.grants
         )
         return replace(self.record, grants=grants, output_tokens=self.output_tokens)
@@ -262,8 +265,21 @@ def _record(data: object, path: Path) -> EngineRecord:
     return record
 
 
+def _engine_id(folder: Path) -> str:
+    """The id of the engine that this journal is the memory of; made with the folder."""
+    path = folder / "engine-id"
+    try:
+        return path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        draft = path.with_name("engine-id.draft")
+        draft.write_text(f"engine_{secrets.token_hex(16)}", encoding="ascii")
+        draft.rename(path)
+        sync_folder(folder)
+        return path.read_text(encoding="ascii")
+
+
 def _locked(folder: Path) -> int:
-    """Hold the folder's lock until the descriptor is closed, by us or by our death."""
+    """Lock the folder and return the descriptor; closing it, or the process's end, unlocks."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)

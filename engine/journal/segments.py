@@ -1,7 +1,7 @@
-"""Append-only files of checked lines, numbered in one folder: what the journal is made of.
+"""The journal's log files: append-only JSON lines with a CRC each, numbered in one folder.
 
-A line is the CRC-32 of its JSON text as eight hex digits, a space, the text, a newline. A line cut
-short by a crash, or never synced before a power cut, fails its check and is not a line.
+A line is the CRC-32 of its JSON text as eight hex digits, a space, the text, a newline. A line that
+a crash or a power cut left incomplete fails its CRC and is skipped.
 """
 
 import json
@@ -17,7 +17,7 @@ _CHECK_CHARS = 9  # eight hex digits and a space
 
 
 class Segment:
-    """One file being appended to. Lines are collected, then written with one call."""
+    """A file that lines are appended to: collected first, then written with one call."""
 
     def __init__(self, folder: Path, kind: str, number: int) -> None:
         """Create the file. Raises JournalError."""
@@ -34,11 +34,11 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Bytes in the file once it is written."""
+        """Bytes in the file, collected lines included."""
         return self._size
 
     def append(self, data: Any) -> int:
-        """Collect a line and return the offset at which it will begin."""
+        """Collect a line and return the offset at which it begins."""
         offset = self._size
         text = json.dumps(data, separators=(",", ":")).encode()
         line = b"%08x %b\n" % (zlib.crc32(text), text)
@@ -47,7 +47,7 @@ class Segment:
         return offset
 
     def write(self) -> bool:
-        """Hand all collected lines to the kernel: from here they survive this process.
+        """Write all collected lines; they survive this process from here on.
 
         Returns whether there were any. Raises JournalError.
         """
@@ -63,29 +63,29 @@ class Segment:
         return True
 
     def sync(self) -> None:
-        """Wait until what was written survives a power cut. Raises JournalError."""
+        """Sync the file, so that what was written survives a power cut. Raises JournalError."""
         try:
             os.fdatasync(self._fd)
         except OSError as error:
             raise _failed("sync", self.path, error) from error
 
     def close(self) -> None:
-        """Close the file; it is not appended to again."""
+        """Close the file for good."""
         os.close(self._fd)
 
 
 def segment_path(folder: Path, kind: str, number: int) -> Path:
-    """The file of segment `number`."""
+    """Return the path of segment `number`."""
     return folder / f"{kind}-{number:08d}.log"
 
 
 def segment_numbers(folder: Path, kind: str) -> list[int]:
-    """The numbers of all segments of a kind, ascending."""
+    """Return the numbers of all segments of a kind, ascending."""
     return sorted(int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{kind}-*.log"))
 
 
 def read_segment(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the offset and the data of every whole line. Raises JournalError."""
+    """Yield the offset and the data of every line whose CRC holds. Raises JournalError."""
     offset = 0
     try:
         with path.open("rb") as file:
@@ -98,7 +98,7 @@ def read_segment(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def read_line(path: Path, offset: int) -> Any:
-    """The data of the line at `offset`. Raises JournalError if it is no longer whole."""
+    """Return the data of the line at `offset`. Raises JournalError if its CRC fails."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -111,7 +111,7 @@ def read_line(path: Path, offset: int) -> Any:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until files created or removed in `folder` stay so after a power cut."""
+    """Sync a folder, so that files created or removed in it stay so after a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

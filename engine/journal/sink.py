@@ -1,4 +1,4 @@
-"""The seam between the core and its journal."""
+"""The interface through which the engine core writes to the journal."""
 
 from typing import Protocol
 
@@ -6,14 +6,14 @@ from engine.protocol import EngineRecord, LeaseReport
 
 
 class JournalSink(Protocol):
-    """Where facts are written before the events that carry them leave the core."""
+    """Receives each fact before the core returns the event that carries it."""
 
     def admitted(self, record: EngineRecord) -> None:
-        """A request left the queue; its grants are final and none is committed."""
+        """A request left the queue; its grants are final, none is committed yet."""
         ...
 
-    def committed(self, request_id: str, tokens: int) -> None:
-        """The breakpoint at `tokens` is committed."""
+    def committed(self, request_id: str, num_tokens: int) -> None:
+        """The breakpoint at `num_tokens` is committed."""
         ...
 
     def produced(self, request_id: str, output_tokens: int) -> None:

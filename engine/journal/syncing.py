@@ -1,18 +1,18 @@
-"""Keeps written files synced from a thread of its own, so that a long step never delays it."""
+"""A thread that syncs the journal within 100 ms of each write, however long a step takes."""
 
 import threading
 from collections.abc import Callable
 
 from engine.errors import JournalError
 
-SYNC_SECONDS = 0.1  # what a power cut may cost
-_GATHER_SECONDS = SYNC_SECONDS / 2  # the other half is for the disk
+SYNC_SECONDS = 0.1  # writes that a power cut may lose
+_GATHER_SECONDS = SYNC_SECONDS / 2  # wait for further writes; the other half is for the disk
 
 
 class Syncer:
-    """Calls `sync` soon after every `wrote`, once for all writes that came together.
+    """Calls `sync` soon after each `wrote`, once for all writes of the last 50 ms.
 
-    `busy` is held while it does: hold it to replace a file.
+    It holds the lock `busy` meanwhile; take `busy` to replace a file.
     """
 
     def __init__(self, sync: Callable[[], None]) -> None:
@@ -26,13 +26,13 @@ class Syncer:
         self._thread.start()
 
     def wrote(self) -> None:
-        """Something was written. Raises the JournalError of an earlier sync that failed."""
+        """Ask for a sync. Raises the JournalError of an earlier sync that failed."""
         if self._failure is not None:
             raise self._failure
         self._written.set()
 
     def close(self) -> None:
-        """Sync what was written and end the thread. Raises the JournalError of a failed sync."""
+        """Sync once more and end the thread. Raises the JournalError of a failed sync."""
         self._closing.set()
         self._written.set()
         self._thread.join()
@@ -44,7 +44,7 @@ class Syncer:
         try:
             while not is_last:
                 self._written.wait()
-                self._written.clear()  # first: a write from here on asks for another round
+                self._written.clear()  # before the sync: a later write asks for another one
                 is_last = self._closing.wait(_GATHER_SECONDS)
                 with self.busy:
                     self._sync()

@@ -1,1 +1,1 @@
-"""Prefixes kept until a deadline: what is granted, held, pinned and reported."""
+"""Leases: prefixes whose KV is kept until a deadline, within limits, and what that costs."""

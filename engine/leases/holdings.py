@@ -1,4 +1,4 @@
-"""What leases and reservations hold of the pool, counted against the cap and each owner's quota.
+"""Holdings: blocks that leases and reservations hold, against the cap and each owner's quota.
 
 Held = distinct pinned blocks + blocks counted by reservations that are still to be computed.
 """
@@ -9,7 +9,7 @@ from typing import Literal
 
 from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
-from engine.lease import Lease, Reservation
+from engine.lease_types import Lease, Reservation
 
 
 class Holdings:
@@ -20,35 +20,35 @@ class Holdings:
         self._config = config
         self._pool = pool
         self._held: Counter[bytes] = Counter()
-        self.total = 0
+        self.num_held = 0
 
     def excess(self, owner: bytes, num_new: int) -> Literal["quota", "capacity"] | None:
-        """What forbids to hold `num_new` more blocks."""
+        """Return which limit `num_new` more blocks would exceed; None: neither."""
         if self._held[owner] + num_new > self._config.namespace_quota_blocks:
             return "quota"
-        if self.total + num_new > self._config.pin_cap_blocks:
+        if self.num_held + num_new > self._config.pin_cap_blocks:
             return "capacity"
         return None
 
     def pin(self, owner: bytes, block: int) -> None:
-        """Add a pin; the block's first is counted."""
+        """Add a pin; the first pin of a block counts as one held block."""
         if self._pool.pin(block):
             self.count(owner, 1)
 
     def unpin(self, owner: bytes, block: int, *, cold: bool) -> None:
-        """Drop a pin; after the last one a cold block is evicted before all warm ones."""
+        """Drop a pin; after the last pin, a cold block is evicted before all warm ones."""
         if self._pool.unpin(block, cold=cold):
             self.count(owner, -1)
 
     def count(self, owner: bytes, num_blocks: int) -> None:
-        """Count blocks that are not pinned yet, or no longer wanted."""
-        self.total += num_blocks
+        """Add to the held blocks, or subtract from them, without pinning."""
+        self.num_held += num_blocks
         self._held[owner] += num_blocks
         if self._held[owner] == 0:
             del self._held[owner]
 
     def check_integrity(self, leases: Iterable[Lease], reservations: Iterable[Reservation]) -> None:
-        """Assert that what is held is what the holders say, within the cap and each quota."""
+        """Assert that the counts equal the holders' blocks, within the cap and each quota."""
         blocks: defaultdict[bytes, set[int]] = defaultdict(set)
         num_counted: Counter[bytes] = Counter()
         holders: list[Lease | Reservation] = [*leases, *reservations]
@@ -58,8 +58,8 @@ class Holdings:
             num_counted[reservation.owner] += reservation.num_blocks - len(reservation.blocks)
         held = {owner: len(blocks[owner]) + num_counted[owner] for owner in blocks}
         assert +Counter(held) == +self._held, "held blocks miscounted"
-        assert self.total == sum(held.values()), "total of held blocks miscounted"
-        assert self.total <= self._config.pin_cap_blocks, f"pin cap broken: {self.total}"
+        assert self.num_held == sum(held.values()), "total of held blocks miscounted"
+        assert self.num_held <= self._config.pin_cap_blocks, f"pin cap broken: {self.num_held}"
         for owner, num_held in held.items():
             quota = self._config.namespace_quota_blocks
             assert num_held <= quota, f"quota broken: {owner.hex()} holds {num_held}"

@@ -1,32 +1,34 @@
-"""What pins cost: block-milliseconds of each lease, idle and contended.
+"""Pin meter: the block-milliseconds of each lease, idle and contended.
 
-A block that several leases pin is paid once: by the oldest lease that holds it, and when that one
-ends by the next oldest. So at any moment the paid blocks of all leases are exactly the distinct
-leased blocks, and the sum over leases is the integral of their number.
+A block that several leases pin is paid for once: by the oldest of them and, when that one ends, by
+the next oldest. So at any moment the paid blocks of all leases are exactly the distinct leased
+blocks, and the sum over all leases is the integral of their number over time.
 
-A lease's time is *contended* while its blocks would have been evicted without the pin, else idle.
-The pool evicts in the order of last use. So once it has evicted a block that was used later than
-the lease, or found no block to evict, the lease's own would have gone before; until its next use.
+A lease's time is *contended* while its blocks would have been evicted without the pin, else *idle*.
+The pool evicts the least recently used block first. So a lease becomes contended once the pool has
+evicted a block that was used later than the lease, or had no block left to evict. The next use of
+the lease makes it idle again.
 """
 
 from bisect import bisect_left, insort
 
 from engine.blocks.pool import BlockPool
-from engine.lease import Lease
+from engine.lease_types import Lease
 
 
 class PinMeter:
-    """Integrates over time what each lease pins. `tick` at every step, before anything else."""
+    """Integrates the pinned blocks of each lease over time. Call `tick` first in every step."""
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         """Start with nothing pinned."""
         self._pool = pool
         self._block_size = block_size
         self._holders: dict[int, list[Lease]] = {}  # a block's leases, oldest first
-        self._idle: list[tuple[int, int, Lease]] = []  # (last use, number), first to go first
+        # Idle leases in the order of eviction, as (last use, number, lease).
+        self._idle: list[tuple[int, int, Lease]] = []
 
     def hold(self, lease: Lease, now_ms: int) -> None:
-        """The lease pins its blocks from now on."""
+        """Start to count a lease's blocks."""
         lease.since_ms = now_ms
         for block in lease.blocks:
             holders = self._holders.setdefault(block, [])
@@ -35,14 +37,14 @@ class PinMeter:
         self._warm(lease, self._pool.use_now)
 
     def use(self, lease: Lease, now_ms: int) -> None:
-        """The lease was read: without its pin, its blocks would be the warmest now."""
+        """Record a read: without the pin, the lease's blocks would be the most recently used."""
         if lease.blocks:
             self.settle(lease, now_ms)
             self._cool(lease)
             self._warm(lease, self._pool.use_now)
 
     def release(self, lease: Lease, now_ms: int) -> None:
-        """The lease pins its blocks no more; what it paid for others passes on to them."""
+        """Stop counting a lease's blocks; the next oldest lease of each block pays for it."""
         self.settle(lease, now_ms)
         for block in lease.blocks:
             holders = self._holders[block]
@@ -57,7 +59,7 @@ class PinMeter:
         self._cool(lease)
 
     def settle(self, lease: Lease, now_ms: int) -> None:
-        """Bring the lease's totals up to now."""
+        """Update the lease's totals to `now_ms`."""
         block_ms = lease.num_paid_blocks * (now_ms - lease.since_ms)
         if lease.is_contended:
             lease.contended_block_ms += block_ms
@@ -66,12 +68,12 @@ class PinMeter:
         lease.since_ms = now_ms
 
     def tick(self, now_ms: int) -> None:
-        """Find the leases that have become contended."""
+        """Mark the leases that have become contended."""
         evicted_use = self._pool.evicted_use
         while self._idle and self._idle[0][0] < evicted_use:
             lease = self._idle[0][2]
             self._cool(lease)
-            # Those who read a longer prefix use this one too, by its last full block.
+            # Reading a longer prefix uses this one too: its last full block shows that.
             last_full = max(0, lease.num_tokens // self._block_size - 1)
             last_use = self._pool.last_use(lease.blocks[last_full])
             if last_use >= evicted_use:
@@ -81,7 +83,7 @@ class PinMeter:
                 lease.is_contended = True
 
     def num_leased_blocks(self) -> int:
-        """Distinct blocks that leases pin."""
+        """Return how many distinct blocks leases pin."""
         return len(self._holders)
 
     def _warm(self, lease: Lease, last_use: int) -> None:

@@ -1,11 +1,11 @@
-"""Reservations: blocks held for leases that were granted and are still being computed."""
+"""Reservations: blocks held for granted leases whose prefixes are still being computed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
-from engine.lease import Reservation
+from engine.lease_types import Reservation
 from engine.leases.holdings import Holdings
 
 
@@ -13,7 +13,7 @@ class Reservations:
     """Every open reservation of one engine."""
 
     def __init__(self, config: EngineConfig, pool: BlockPool, holdings: Holdings) -> None:
-        """Start with none."""
+        """Start empty."""
         self._config = config
         self._pool = pool
         self._holdings = holdings
@@ -23,7 +23,7 @@ class Reservations:
         return iter(self._open)
 
     def open(self, owner: bytes, request_id: str) -> Reservation:
-        """Begin the reservation of one request; it holds nothing yet."""
+        """Open an empty reservation for one request."""
         reservation = Reservation(owner, request_id)
         self._open.add(reservation)
         return reservation
@@ -31,16 +31,17 @@ class Reservations:
     def add(
         self,
         reservation: Reservation,
-        tokens: int,
+        num_tokens: int,
         matched: Sequence[int],
         *,
-        give_up: Callable[[bytes | None], bool],
+        unpin_spilled: Callable[[bytes | None], bool],
     ) -> Literal["quota", "capacity"] | None:
-        """Hold the blocks of one more breakpoint, those in `matched` at once; or say why not.
+        """Hold the blocks of one more breakpoint; returns the limit that forbids it, if one does.
 
-        `give_up` may make room, for one owner or for all; it returns false when it cannot.
+        Blocks in `matched` are pinned at once, the others only counted. `unpin_spilled` is called
+        to reduce what one owner, or all of them, hold; it returns false when it cannot.
         """
-        owner, num_blocks = reservation.owner, self._config.blocks_for(tokens)
+        owner, num_blocks = reservation.owner, self._config.blocks_for(num_tokens)
         existing = matched[reservation.num_blocks : num_blocks]
         while True:
             num_pinned = sum(self._pool.is_pinned(block) for block in existing)
@@ -48,35 +49,35 @@ class Reservations:
             excess = self._holdings.excess(owner, num_new)
             if excess is None:
                 break
-            if not give_up(owner if excess == "quota" else None):
+            if not unpin_spilled(owner if excess == "quota" else None):
                 return excess
         for block in existing:
             self._holdings.pin(owner, block)
         reservation.blocks.extend(existing)
-        reservation.tokens = len(reservation.blocks) * self._config.block_size
+        reservation.num_tokens = len(reservation.blocks) * self._config.block_size
         num_counted = num_blocks - reservation.num_blocks - len(existing)
         self._holdings.count(owner, num_counted)
         reservation.num_blocks = num_blocks
         reservation.num_outstanding += 1
         return None
 
-    def advance(self, reservation: Reservation, tokens: int, table: Sequence[int]) -> None:
-        """Pin the blocks of the request's first `tokens` tokens, which are computed now."""
-        num_blocks = self._config.blocks_for(tokens)
+    def advance(self, reservation: Reservation, num_tokens: int, table: Sequence[int]) -> None:
+        """Pin the blocks of a request's first `num_tokens` tokens, which are computed now."""
+        num_blocks = self._config.blocks_for(num_tokens)
         for block in table[len(reservation.blocks) : num_blocks]:
             self._holdings.count(reservation.owner, -1)
             self._holdings.pin(reservation.owner, block)
             reservation.blocks.append(block)
-        reservation.tokens = max(reservation.tokens, tokens)
+        reservation.num_tokens = max(reservation.num_tokens, num_tokens)
 
     def settle_one(self, reservation: Reservation) -> None:
-        """One of its breakpoints is a lease now; after the last one nothing more is held."""
+        """Count one breakpoint as leased; after the last one, free what is still held."""
         reservation.num_outstanding -= 1
         if reservation.num_outstanding == 0:
             self.cancel(reservation)
 
     def cancel(self, reservation: Reservation) -> None:
-        """Give back all that the reservation holds; doing so twice changes nothing."""
+        """Free all that the reservation holds. Idempotent."""
         if reservation not in self._open:
             return
         self._open.remove(reservation)
@@ -85,4 +86,4 @@ class Reservations:
         for block in reversed(reservation.blocks):
             self._holdings.unpin(reservation.owner, block, cold=False)
         reservation.blocks.clear()
-        reservation.num_blocks = reservation.tokens = 0
+        reservation.num_blocks = reservation.num_tokens = 0

@@ -1,1 +1,1 @@
-"""The engine's end of the link: server, connections, frames, addresses."""
+"""The engine's side of the link: server loop, client sockets, frame format, addresses."""

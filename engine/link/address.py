@@ -1,4 +1,4 @@
-"""Where an engine listens, `unix:PATH` or `tcp://HOST:PORT`, as server and client both read it."""
+"""Engine addresses, `unix:PATH` or `tcp://HOST:PORT`: parsing, listening, socket options."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from engine.errors import AddressError
 
 BACKLOG = 64
-# The kernel's limit for a socket path is 107 bytes; past this one goes by its directory's fd.
+# The kernel's limit for a socket path is 107 bytes; a longer one is opened through /proc/self/fd.
 MAX_DIRECT_PATH_BYTES = 100
 
 
@@ -33,7 +33,7 @@ class TcpAddress:
 
 
 def parse_address(url: str) -> UnixAddress | TcpAddress:
-    """Read an engine URL. Raises AddressError."""
+    """Parse an engine URL. Raises AddressError."""
     if url.startswith("unix:") and (path := url.removeprefix("unix:").removeprefix("//")):
         return UnixAddress(Path(path).absolute())
     with contextlib.suppress(ValueError):  # a bad port
@@ -44,9 +44,9 @@ def parse_address(url: str) -> UnixAddress | TcpAddress:
 
 
 def listen(url: str) -> socket.socket:
-    """Bind a non-blocking listener; a Unix socket is 0600, a folder made for it 0700.
+    """Return a non-blocking listener; a Unix socket has mode 0600, a new folder for it 0700.
 
-    A socket file whose engine is gone is replaced. Raises AddressError.
+    A socket file without a listening process is replaced. Raises AddressError.
     """
     address = parse_address(url)
     try:
@@ -55,7 +55,7 @@ def listen(url: str) -> socket.socket:
         else:
             listener = _listen_unix(address.path)
     except OSError as error:
-        # A name that does not resolve has a negative number and its own words.
+        # A failed name resolution has a negative errno and its own text.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise AddressError(f"Cannot listen on {url}: {reason}.") from error
     listener.setblocking(False)
@@ -63,7 +63,7 @@ def listen(url: str) -> socket.socket:
 
 
 def bound_url(listener: socket.socket, url: str) -> str:
-    """The URL that reaches this listener: `url`, with the port that the system chose for port 0."""
+    """Return the URL of this listener: `url`, with the port that the system chose for port 0."""
     if listener.family == socket.AF_UNIX:
         return url
     host, port = listener.getsockname()[:2]
@@ -72,9 +72,10 @@ def bound_url(listener: socket.socket, url: str) -> str:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """A name for a socket that the kernel accepts however deep the folder lies.
+    """Yield a name of a socket that is within the kernel's path limit.
 
-    A long path is reached through its folder's open descriptor, valid inside the `with`.
+    A long path goes through an open descriptor of its folder, so the name is valid only inside the
+    `with` block.
     """
     if len(os.fsencode(path)) <= MAX_DIRECT_PATH_BYTES:
         yield str(path)
@@ -87,7 +88,7 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def tune(connection: socket.socket) -> None:
-    """Send small frames at once, and notice within half a minute that a TCP peer's host is gone."""
+    """On TCP, send small frames at once and detect a dead peer host within half a minute."""
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -109,7 +110,7 @@ def _listen_unix(path: Path) -> socket.socket:
         with short_path(path) as name:
             _remove_stale(path, name)
             listener.bind(name)
-        path.chmod(0o600)  # before listen(): until then nobody can connect
+        path.chmod(0o600)  # before listen(): no client can connect until then
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()
@@ -118,7 +119,7 @@ def _listen_unix(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path, name: str) -> None:
-    """Remove a socket file that nobody serves any more."""
+    """Remove a socket file that no process listens on."""
     if not path.exists():
         return
     if not stat.S_ISSOCK(path.stat().st_mode):

@@ -1,10 +1,15 @@
 """The frames of the engine link: a 4-byte big-endian length, then one msgpack map.
 
-Each side opens with Hello; the engine's carries its info. Then the client sends Submit, Abort,
-Finish, Lookup, Stats and Unpin; the engine sends one Step per scheduler step with all events of
-that link, answers each Lookup with Found, each Stats with Gauges and each Unpin with Unpinned (same
-`call`), sends Reports of leases to every link, and says Fault before it ends a link that sent
-something else.
+Each side sends Hello first; the engine's Hello carries its info. Then each client frame has its
+reply:
+
+    Submit, Abort, Finish   events in StepFrames: one a scheduler step, with all events of the link
+    Lookup                  Found, with the same `call`
+    Stats                   Gauges, with the same `call`
+    Unpin                   Unpinned, with the same `call`
+    anything else           Fault, and the end of the link
+
+Reports of leases go to every link, unasked.
 """
 
 from collections.abc import Iterator
@@ -28,13 +33,13 @@ from engine.protocol import (
 )
 from engine.wire import from_plain, to_plain
 
-MAX_FRAME_BYTES = 64 << 20  # a prompt of 16 million tokens; a longer length is a stranger's bytes
+MAX_FRAME_BYTES = 64 << 20  # a prompt of 16 million tokens; a larger length is not of this protocol
 _LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first frame of each side."""
+    """The first frame of each side; the engine's has `info`."""
 
     version: int = PROTOCOL_VERSION
     info: EngineInfo | None = None
@@ -42,7 +47,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Generate; events follow in Step frames."""
+    """Submit a request; its events follow in StepFrames."""
 
     request: GenerateRequest
 
@@ -64,7 +69,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Ask for the closed records of these requests, whichever link they came over."""
+    """Request the closed records of these requests, submitted over any link."""
 
     call: int
     request_ids: tuple[str, ...]
@@ -72,7 +77,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Ask for gauges and counters."""
+    """Request gauges and counters."""
 
     call: int
 
@@ -87,15 +92,16 @@ class Unpin:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """All events of one scheduler step for one link."""
+class StepFrame:
+    """All events of one engine step for one link."""
 
+    wire_tag = "step"
     events: tuple[Admitted | Committed | Tokens | Finished | Rejected, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answer to a Lookup; None is a request that still waits or runs."""
+    """The reply to Lookup; None for a request that is queued or running."""
 
     call: int
     records: dict[str, EngineRecord | None]
@@ -103,7 +109,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The answer to Stats."""
+    """The reply to Stats."""
 
     call: int
     gauges: dict[str, float]
@@ -111,7 +117,7 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class Unpinned:
-    """The answer to Unpin, when no tier outside the KV pool has anything of the leases."""
+    """The reply to Unpin, once no tier outside the KV pool holds data of the leases."""
 
     call: int
     num_leases: int
@@ -119,44 +125,44 @@ class Unpinned:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What leases have cost; to every link, whoever asked for them."""
+    """Reports of what leases have cost, sent to every link."""
 
     reports: tuple[LeaseReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why the engine ends this link."""
+    """Why the engine ends this link; its last frame."""
 
     message: str
 
 
 ClientMessage = Hello | Submit | Abort | Finish | Lookup | Stats | Unpin
-EngineMessage = Hello | Step | Found | Gauges | Unpinned | Reports | Fault
+EngineMessage = Hello | StepFrame | Found | Gauges | Unpinned | Reports | Fault
 
 
 def encode_client(message: ClientMessage) -> bytes:
-    """One frame from a client. Raises FrameError if it would be too long."""
+    """Return a client's message as one frame. Raises FrameError if it is too long."""
     return _framed(to_plain(ClientMessage, message))
 
 
 def encode_engine(message: EngineMessage) -> bytes:
-    """One frame from the engine. Raises FrameError if it would be too long."""
+    """Return an engine's message as one frame. Raises FrameError if it is too long."""
     return _framed(to_plain(EngineMessage, message))
 
 
 class FrameReader:
-    """Cuts a byte stream into messages of one direction."""
+    """Splits a byte stream into the messages of one direction."""
 
     def __init__(self, union: Any) -> None:
-        """`union` is the direction that is read: ClientMessage or EngineMessage."""
+        """`union` is ClientMessage or EngineMessage."""
         self._union = union
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Take more bytes and yield each message that is now whole.
+        """Append bytes and yield each message that is now complete.
 
-        Raises FrameError at the first one that is not a message; the stream is lost from there.
+        Raises FrameError at an invalid frame; the stream cannot be read any further then.
         """
         self._buffer += data
         while (end := self._frame_end()) is not None:
@@ -165,7 +171,7 @@ class FrameReader:
             yield from_plain(self._union, _unpacked(body))
 
     def _frame_end(self) -> int | None:
-        """Where the first frame in the buffer ends, None while it is not whole."""
+        """Return the end of the first frame in the buffer, or None while it is incomplete."""
         if len(self._buffer) < _LENGTH_BYTES:
             return None
         length = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
@@ -188,5 +194,5 @@ def _framed(data: Any) -> bytes:
 def _unpacked(body: bytes) -> Any:
     try:
         return msgpack.unpackb(body)
-    except ValueError as error:  # the root of everything msgpack says about bad bytes
+    except ValueError as error:  # the base class of all msgpack errors
         raise FrameError(f"Not a msgpack map: {error}") from None

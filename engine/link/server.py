@@ -1,8 +1,7 @@
-"""Serves one engine core to its clients: a single-threaded loop around `core.step`.
+"""The engine's server: one thread reads all links, steps the core, writes the journal and replies.
 
-One turn: wait, read every link, step the core, write the journal, answer. Nothing that a client
-sends ends the loop, and no frame leaves before the journal has the facts in it. A link's end aborts
-its requests.
+A frame is sent only after the journal has the facts in it. Nothing that a client sends ends the
+loop. The end of a link aborts its requests.
 """
 
 import os
@@ -14,10 +13,10 @@ from contextlib import suppress
 from functools import partial
 
 from engine.core import EngineCore
-from engine.errors import EngineError, FrameError
+from engine.errors import FrameError, SettingError
 from engine.journal.journal import Journal
 from engine.link.address import tune
-from engine.link.connection import Link
+from engine.link.client_socket import ClientSocket
 from engine.link.frames import (
     Abort,
     ClientMessage,
@@ -28,7 +27,7 @@ from engine.link.frames import (
     Lookup,
     Reports,
     Stats,
-    Step,
+    StepFrame,
     Submit,
     Unpin,
     Unpinned,
@@ -44,13 +43,13 @@ from engine.protocol import (
 )
 
 MAX_LINKS = 64  # a gateway needs one
-MAX_LOOKUP_IDS = 4_096  # keeps an answer well under a frame
+MAX_LOOKUP_IDS = 4_096  # keeps a reply well below MAX_FRAME_BYTES
 MAX_REQUEST_ID_CHARS = 256  # likewise: every event and record carries one
 MAX_REPORTS_AGAIN = 10_000  # leases; the journal keeps more
 
 
 class EngineServer:
-    """The loop. `run` in any one thread; `stop` and `wake` from any other."""
+    """The server loop. Call `run` in one thread; `stop` and `wake` are safe from any other."""
 
     def __init__(
         self,
@@ -60,17 +59,17 @@ class EngineServer:
         journal: Journal,
         clock: Callable[[], int],
     ) -> None:
-        """`clock` is monotonic, in milliseconds; the listener does not block."""
+        """`clock` is monotonic, in milliseconds; the listener is non-blocking."""
         self._core, self._info, self._journal, self._clock = core, info, journal, clock
         self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._links: set[Link] = set()
-        self._owners: dict[str, Link] = {}
-        self._outbox: defaultdict[Link, list[Event]] = defaultdict(list)
-        # The newest report of each lease, for links to come.
+        self._links: set[ClientSocket] = set()
+        self._owners: dict[str, ClientSocket] = {}
+        self._outbox: defaultdict[ClientSocket, list[Event]] = defaultdict(list)
+        # The newest report of each lease, for later links.
         reports = journal.last_reports(MAX_REPORTS_AGAIN)
         self._reports: dict[str, LeaseReport] = {report.lease_id: report for report in reports}
-        self._questions: list[tuple[Link, Lookup | Stats | Unpinned]] = []
+        self._queries: list[tuple[ClientSocket, Lookup | Stats | Unpinned]] = []
         self._stopping = False
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -79,9 +78,9 @@ class EngineServer:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def run(self) -> None:
-        """Serve until `stop`; then abort what runs, close its records and end every link.
+        """Serve until `stop`; then abort all requests, write their records and end every link.
 
-        Raises JournalError when facts can no longer be written.
+        Raises JournalError when the journal cannot be written.
         """
         try:
             while not self._stopping:
@@ -97,12 +96,12 @@ class EngineServer:
         self.wake()
 
     def wake(self) -> None:
-        """Make the loop look at its clock again. Safe from other threads."""
-        with suppress(OSError):  # full: it will wake anyway; closed: it has ended
+        """Wake the loop so that it reads its clock again. Safe from other threads."""
+        with suppress(OSError):  # full: a wake-up is pending; closed: the loop has ended
             self._waker.send(b".")
 
     def stop_at_end_of(self, fd: int) -> None:
-        """Stop when the pipe `fd` reaches its end. Raises EngineError if it is no pipe."""
+        """Stop at the end of the pipe `fd`. Raises SettingError if it is not a pipe."""
 
         def read(_mask: int) -> None:
             if not os.read(fd, 4096):
@@ -112,10 +111,10 @@ class EngineServer:
         try:
             self._selector.register(fd, selectors.EVENT_READ, read)
         except PermissionError as error:
-            raise EngineError("Standard input must be a pipe, to wait for its end.") from error
+            raise SettingError("Standard input must be a pipe, to wait for its end.") from error
 
     def _wait(self) -> None:
-        """Sleep until something happened or is due, and let each event's handler read it."""
+        """Sleep until a socket is ready or a deadline is due, then run the sockets' handlers."""
         for key, mask in self._selector.select(self._timeout_seconds()):
             key.data(mask)
 
@@ -126,20 +125,20 @@ class EngineServer:
         return None if due_ms is None else max(0, due_ms - self._clock()) / 1000
 
     def _turn(self) -> None:
-        """Step, write the facts down, then tell them."""
+        """Run one step, write its facts to the journal, then send its frames."""
         for event in self._core.step(self._clock()):
             if link := self._owner_of(event):
                 self._outbox[link].append(event)
         self._journal.flush()
         for link, events in self._outbox.items():
-            link.send(Step(tuple(events)))
+            link.send(StepFrame(tuple(events)))
         self._outbox.clear()
         self._send_reports()
-        self._answer()
-        self._tend_links()
+        self._reply()
+        self._update_links()
 
-    def _owner_of(self, event: Event) -> Link | None:
-        """The link that waits for this event, if it is still there."""
+    def _owner_of(self, event: Event) -> ClientSocket | None:
+        """Return the link that submitted the event's request; None if it has ended."""
         if not isinstance(event, Finished | Rejected):
             return self._owners.get(event.request_id)
         link = self._owners.pop(event.request_id, None)
@@ -148,16 +147,16 @@ class EngineServer:
         return link
 
     def _accept(self, _mask: int) -> None:
-        with suppress(OSError):  # the client left between the event and here
+        with suppress(OSError):  # the client disconnected before accept()
             connection, _ = self._listener.accept()
             tune(connection)
-            link = Link(connection)
+            link = ClientSocket(connection)
             self._selector.register(connection, selectors.EVENT_READ, partial(self._io, link))
             self._links.add(link)
             if len(self._links) > MAX_LINKS:
                 link.refuse(f"Too many links: {MAX_LINKS}")
 
-    def _io(self, link: Link, mask: int) -> None:
+    def _io(self, link: ClientSocket, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             link.send_unsent()
         if mask & selectors.EVENT_READ:
@@ -169,7 +168,7 @@ class EngineServer:
         if link.ended:
             self._drop(link)
 
-    def _take(self, link: Link, message: ClientMessage) -> None:
+    def _take(self, link: ClientSocket, message: ClientMessage) -> None:
         match message:
             case Hello():
                 self._greet(link)
@@ -184,20 +183,20 @@ class EngineServer:
                 if request_id in link.request_ids:
                     self._core.finish(request_id, output_tokens)
             case Lookup() | Stats() | Unpin():
-                self._questions.append((link, self._heard(message)))
+                self._queries.append((link, self._prepare(message)))
 
-    def _heard(self, question: Lookup | Stats | Unpin) -> Lookup | Stats | Unpinned:
-        """What `_answer` is to answer after the step; an Unpin is done at once."""
-        if isinstance(question, Lookup) and len(question.request_ids) > MAX_LOOKUP_IDS:
+    def _prepare(self, query: Lookup | Stats | Unpin) -> Lookup | Stats | Unpinned:
+        """Return what `_reply` replies to after the step; Unpin is executed at once."""
+        if isinstance(query, Lookup) and len(query.request_ids) > MAX_LOOKUP_IDS:
             raise FrameError(f"A lookup asks for at most {MAX_LOOKUP_IDS} requests.")
-        if not isinstance(question, Unpin):
-            return question
+        if not isinstance(query, Unpin):
+            return query
         num_leases = self._core.end_leases(
-            lease_ids=question.lease_ids, namespaces=question.namespaces, now_ms=self._clock()
+            lease_ids=query.lease_ids, namespaces=query.namespaces, now_ms=self._clock()
         )
-        return Unpinned(question.call, num_leases)
+        return Unpinned(query.call, num_leases)
 
-    def _submit(self, link: Link, request: GenerateRequest) -> None:
+    def _submit(self, link: ClientSocket, request: GenerateRequest) -> None:
         if len(request.request_id) > MAX_REQUEST_ID_CHARS:
             raise FrameError(f"A request id has at most {MAX_REQUEST_ID_CHARS} characters.")
         if (rejected := self._rejected(request)) is not None:
@@ -209,12 +208,12 @@ class EngineServer:
     def _rejected(self, request: GenerateRequest) -> Rejected | None:
         request_id = request.request_id
         if request_id in self._owners or request_id in self._journal:
-            # Its first use is on record; a second one would make that record a lie.
+            # The journal has the record of its first use; a second one would overwrite it.
             return Rejected(request_id, "invalid_request", f"Used request id: {request_id}")
         return self._core.submit(request, self._clock())
 
     def _send_reports(self) -> None:
-        """Tell every client what leases cost, and keep it for those to come."""
+        """Send new lease reports to every client, and keep them for later ones."""
         reports = self._core.take_reports()
         for report in reports:
             self._reports.pop(report.lease_id, None)
@@ -225,41 +224,42 @@ class EngineServer:
             for link in [link for link in self._links if link.is_open]:
                 link.send(Reports(tuple(reports)))
 
-    def _greet(self, link: Link) -> None:
-        """Say what the engine is, and again what leases have cost: twice does no harm.
+    def _greet(self, link: ClientSocket) -> None:
+        """Send the engine's info and the kept lease reports again; repeated reports do no harm.
 
-        A gateway may have died before it kept what it heard; none heard the last engine stop.
+        A gateway may have stopped before it stored them, and the reports that a previous engine
+        process wrote as it stopped have not been sent yet.
         """
         link.send(Hello(info=self._info))
         if self._reports:
             link.send(Reports(tuple(self._reports.values())))
 
-    def _answer(self) -> None:
-        """Answer the turn's questions, after its step and with its facts in the journal.
+    def _reply(self) -> None:
+        """Reply to the turn's calls, after its step and its journal writes.
 
-        By now a request whose link ended in the same turn is closed, so a lookup never finds it
-        neither running nor recorded.
+        A request whose link ended in this turn has its record by now, so a lookup always finds a
+        request as running or as recorded.
         """
-        for link, question in self._questions:
-            if link.ended:  # it asked more than it reads: nobody waits for the rest
+        for link, query in self._queries:
+            if link.ended:  # it does not read its replies
                 continue
-            if isinstance(question, Unpinned):
-                link.send(question)
+            if isinstance(query, Unpinned):
+                link.send(query)
                 continue
-            if isinstance(question, Stats):
-                link.send(Gauges(question.call, self._core.stats()))
+            if isinstance(query, Stats):
+                link.send(Gauges(query.call, self._core.stats()))
                 continue
             records: dict[str, EngineRecord | None] = {
                 request_id: None
-                for request_id in question.request_ids
+                for request_id in query.request_ids
                 if self._core.state_of(request_id) is not None
             }
-            records.update(self._journal.lookup(question.request_ids))
-            link.send(Found(question.call, records))
-        self._questions.clear()
+            records.update(self._journal.lookup(query.request_ids))
+            link.send(Found(query.call, records))
+        self._queries.clear()
 
-    def _tend_links(self) -> None:
-        """Drop the links that ended while sending; wait for room on those that are behind."""
+    def _update_links(self) -> None:
+        """Drop the links that ended while sending; watch those with unsent bytes for writing."""
         for link in [link for link in self._links if link.ended]:
             self._drop(link)
         for link in self._links:
@@ -268,8 +268,8 @@ class EngineServer:
             if key.events != events:
                 self._selector.modify(link.connection, events, key.data)
 
-    def _drop(self, link: Link) -> None:
-        """Close a link and abort its requests; their records close in the next step."""
+    def _drop(self, link: ClientSocket) -> None:
+        """Close a link and abort its requests; the next step writes their records."""
         for request_id in link.request_ids:
             self._core.abort(request_id)
             self._owners.pop(request_id, None)
@@ -282,7 +282,7 @@ class EngineServer:
         self._woken.recv(4096)
 
     def _end(self) -> None:
-        """Abort everything; the last step closes the records and tells the clients."""
+        """Abort all requests, and step until their records are written and sent."""
         for request_id in self._owners:
             self._core.abort(request_id)
         while self._core.has_work:

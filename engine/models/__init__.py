@@ -1,1 +1,1 @@
-"""Model architectures in plain torch."""
+"""Model architectures: the configuration and the mathematics of each family."""

@@ -1,56 +1,10 @@
-"""The parts that Llama-like models are made of: linear, RMSNorm, rotary embedding."""
-
-from collections.abc import Callable
+"""The parts that Llama-like models are made of: RMSNorm, rotary embedding, parameters."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
-# Attention of one layer: (q [n, heads, d], k and v [n, 2 x kv_heads, d], layer) -> [n, heads x d].
-Attend = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-
-# Batch size for which oneDNN lays out packed weights: best or equal from 1 row to 2,048.
-_PACK_FOR_ROWS = 64
-
-
-class Linear:
-    """y = x W^T + b. On CPU bfloat16 weights are packed once into oneDNN's own layout.
-
-    Packing saves the repacking of every call: 25-50 % of its time for small batches.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._bias = bias
-        self._packed = (
-            weight.device.type == "cpu"
-            and weight.dtype == torch.bfloat16
-            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        )
-        self._weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_ROWS)
-            if self._packed
-            else weight
-        )
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, in] to [n, out]."""
-        if self._packed:
-            num_rows = len(x)
-            if missing := _num_padded(num_rows) - num_rows:
-                x = F.pad(x, (0, 0, 0, missing))
-            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self._weight, self._bias, "none", [], ""
-            )
-            return y[:num_rows]
-        return F.linear(x, self._weight, self._bias)
-
-
-def _num_padded(num_rows: int) -> int:
-    """A number of rows out of few: oneDNN compiles kernels for each that it meets, and keeps them.
-
-    A whole model's kernels for one number of rows are 1.5 to 2 MB.
-    """
-    unit = 1 if num_rows <= 8 else 8 if num_rows <= 64 else 32 if num_rows <= 512 else 128
-    return -(-num_rows // unit) * unit
+from engine.model_files.weights import Weights
+from engine.models.model import LinearOp, Ops
 
 
 class RMSNorm:
@@ -62,7 +16,7 @@ class RMSNorm:
         self._dtype = dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] float32 to [n, hidden]."""
+        """Map [n, hidden] float32 to [n, hidden]."""
         return F.rms_norm(x, self._weight.shape, self._weight, self._eps).to(self._dtype)
 
 
@@ -73,3 +27,37 @@ def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """
     rolled = heads.roll(heads.shape[-1] // 2, dims=-1).mul_(sin)
     heads.mul_(cos).add_(rolled)
+
+
+class Parameters:
+    """Takes tensors out of the weights, in the number format and on the device of `ops`."""
+
+    def __init__(self, weights: Weights, ops: Ops) -> None:
+        self._weights = weights
+        self._ops = ops
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """Return the tensor `name`, which must have `shape`."""
+        return self._weights.take(name, shape).to(self._ops.device, self._ops.dtype)
+
+    def norm(self, name: str, size: int, eps: float) -> RMSNorm:
+        """Return the norm over `size` numbers whose weight is `name`.weight."""
+        weight = self._weights.take(f"{name}.weight", (size,))
+        return RMSNorm(weight.to(self._ops.device), eps, self._ops.dtype)
+
+    def linear(self, out_sizes: dict[str, int], in_size: int, *, has_bias: bool) -> LinearOp:
+        """Return one linear for several with the same input, stacked in the order given."""
+        weight = torch.cat(
+            [self.tensor(f"{name}.weight", size, in_size) for name, size in out_sizes.items()]
+        )
+        if not has_bias:
+            return self._ops.linear(weight)
+        bias = [self.tensor(f"{name}.bias", size) for name, size in out_sizes.items()]
+        return self._ops.linear(weight, torch.cat(bias))
+
+    def head(self, embedding: torch.Tensor, *, is_tied: bool) -> LinearOp:
+        """Return the output head, a linear to the vocabulary; a tied one is the embedding."""
+        if is_tied:
+            self._weights.drop("lm_head.weight")  # some folders store the tied copy
+            return self._ops.linear(embedding)
+        return self._ops.linear(self.tensor("lm_head.weight", *embedding.shape))

@@ -1,6 +1,5 @@
-"""LlamaConfig: what config.json says about a Llama-architecture model, and its rotary tables."""
+"""LlamaConfig: the configuration of a Llama model, read from config.json, and its rotary tables."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +7,13 @@ from typing import Any
 
 import torch
 
-from engine.errors import ModelFileError, UnsupportedModel
-
-CURE = "download the model folder again"
+from engine.errors import UnsupportedModel
+from engine.models.model import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's stretch of the rotary frequencies (`rope_type` "llama3")."""
+    """Llama 3's scaling of the rotary frequencies (`rope_type` "llama3")."""
 
     factor: float
     low_freq_factor: float
@@ -25,7 +23,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """A Llama model's shape; names as in config.json."""
+    """A Llama model's configuration; names as in config.json."""
 
     vocab_size: int
     hidden_size: int
@@ -43,27 +41,12 @@ class LlamaConfig:
     mlp_bias: bool
 
     @classmethod
-    def read(cls, folder: Path) -> "LlamaConfig":
-        """Read `folder`/config.json.
-
-        Raises ModelFileError if it is missing or damaged, UnsupportedModel if it describes
-        something this engine does not compute.
-        """
-        path = folder / "config.json"
-        raw = read_json(path)
-        if raw.get("model_type") != "llama":
-            raise UnsupportedModel(path, f"model_type is {raw.get('model_type')!r}, not 'llama'")
+    def from_json(cls, raw: dict[str, Any], path: Path) -> "LlamaConfig":
+        """Read the object in `path`. Raises as `ModelConfig.from_json` does."""
         if raw.get("hidden_act", "silu") != "silu":
             raise UnsupportedModel(path, f"hidden_act is {raw['hidden_act']!r}, not 'silu'")
         if raw.get("quantization_config"):
             raise UnsupportedModel(path, "the weights are quantised")
-        try:
-            return cls._from_json(raw, path)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelFileError("Model config is damaged", path, CURE) from error
-
-    @classmethod
-    def _from_json(cls, raw: dict[str, Any], path: Path) -> "LlamaConfig":
         heads = int(raw["num_attention_heads"])
         rope = raw.get("rope_parameters") or {}  # transformers 5 keeps all of rope in here
         return cls(
@@ -83,6 +66,17 @@ class LlamaConfig:
             mlp_bias=bool(raw.get("mlp_bias", False)),
         )
 
+    @property
+    def shape(self) -> ModelShape:
+        """What the engine outside `models` needs to know."""
+        return ModelShape(
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_position_embeddings,
+            num_layers=self.num_hidden_layers,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+        )
+
 
 def _rope_scaling(raw: dict[str, Any], path: Path) -> RopeScaling | None:
     kind = raw.get("rope_type", raw.get("type", "default"))
@@ -98,21 +92,8 @@ def _rope_scaling(raw: dict[str, Any], path: Path) -> RopeScaling | None:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelFileError if it is missing or not one."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelFileError("Model file is missing", path, CURE) from error
-    except ValueError as error:
-        raise ModelFileError("Model file is damaged", path, CURE) from error
-    if not isinstance(value, dict):
-        raise ModelFileError("Model file is damaged", path, CURE)
-    return value
-
-
 def rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and signed sines of every position: two [max_position_embeddings, head_dim] float32.
+    """Return cosines and signed sines, each [max_position_embeddings, head_dim] float32.
 
     The first half of each sine row is negated, so that rotating x by halves is
     `x * cos + roll(x, head_dim / 2) * sin`.
@@ -120,15 +101,15 @@ def rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponents
     if config.rope_scaling is not None:
-        frequencies = _stretched(frequencies, config.rope_scaling)
+        frequencies = _scaled(frequencies, config.rope_scaling)
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
-def _stretched(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Slow long waves by `factor`, keep short ones, blend between.
+def _scaled(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Divide low frequencies by `factor`, keep high ones, blend between.
 
     Source: the Llama 3.1 model description; a wave is long when it turns fewer than
     `low_freq_factor` times in the original context, short above `high_freq_factor` times.

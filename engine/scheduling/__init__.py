@@ -1,1 +1,1 @@
-"""Which sequences compute what in each step, and the blocks that they use."""
+"""What each step computes for which sequences, and in which KV blocks."""

@@ -1,4 +1,4 @@
-"""What one engine accepts: a request is refused here, at submit, or it can be served."""
+"""Validates requests at submit: a request that passes can be served by this engine."""
 
 import math
 
@@ -10,10 +10,10 @@ from engine.protocol import GenerateRequest, RejectCode, Rejected
 
 
 def find_fault(request: GenerateRequest, config: EngineConfig) -> Rejected | None:
-    """Why this engine can never serve the request; None when it can."""
+    """Return why this engine can never serve the request; None: it can."""
     if (message := _find_malformed(request, config)) is not None:
         return Rejected(request.request_id, "invalid_request", message)
-    # The least that it needs: its prompt, and one token if it wants any.
+    # The minimum: its prompt, and one token if it asks for any.
     num_tokens = request.num_prompt_tokens + min(request.max_tokens, 1)
     code: RejectCode
     if num_tokens > config.max_model_len:
@@ -27,16 +27,16 @@ def find_fault(request: GenerateRequest, config: EngineConfig) -> Rejected | Non
 
 
 def clamp_max_tokens(request: GenerateRequest, config: EngineConfig) -> int:
-    """The request's output budget, cut to what fits beside its prompt."""
+    """Return the request's `max_tokens`, reduced to what fits after its prompt."""
     return min(request.max_tokens, config.max_request_tokens - request.num_prompt_tokens)
 
 
 def _find_malformed(request: GenerateRequest, config: EngineConfig) -> str | None:
-    """What no engine could serve, as one sentence."""
+    """Return what is malformed, as one sentence; None: nothing."""
     if not request.namespace:
         return "The namespace is empty"
     return (
-        _find_bad_prompt(request.prompt, config.vocab_size)
+        _find_bad_prompt(request.prompt_token_ids, config.vocab_size)
         or _find_bad_length(request)
         or _find_bad_breakpoint(request)
         or _find_bad_sampling(request)
@@ -65,11 +65,11 @@ def _find_bad_length(request: GenerateRequest) -> str | None:
 def _find_bad_breakpoint(request: GenerateRequest) -> str | None:
     previous = 0
     for breakpoint_ in request.breakpoints:
-        if not previous < breakpoint_.tokens <= request.num_prompt_tokens:
-            return f"Breakpoint out of order or outside the prompt: {breakpoint_.tokens}"
+        if not previous < breakpoint_.num_tokens <= request.num_prompt_tokens:
+            return f"Breakpoint out of order or outside the prompt: {breakpoint_.num_tokens}"
         if breakpoint_.ttl_ms < 0:
             return f"Breakpoint with a negative ttl: {breakpoint_.ttl_ms}"
-        previous = breakpoint_.tokens
+        previous = breakpoint_.num_tokens
     return None
 
 
@@ -77,7 +77,7 @@ def _find_bad_sampling(request: GenerateRequest) -> str | None:
     sampling = request.sampling
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         return f"temperature is not a number from 0 up: {sampling.temperature}"
-    if not 0 <= sampling.top_p <= 1:  # of 0 the likeliest token alone is left
+    if not 0 <= sampling.top_p <= 1:  # 0 keeps only the likeliest token
         return f"top_p is not from 0 to 1: {sampling.top_p}"
     if sampling.top_k < 0:
         return f"top_k is negative: {sampling.top_k}"

@@ -1,4 +1,4 @@
-"""A sequence: one request's tokens, its blocks, and what is known about it so far.
+"""A sequence: one request's token ids, block table, grants and record, from submit to its end.
 
 tokens    [ prompt ............................ | output ....... ]
             0                  computed           num_prompt      num_tokens
@@ -11,23 +11,23 @@ import numpy as np
 
 from engine.blocks.prefix_index import TOKEN_DTYPE, Match, PrefixChain
 from engine.config import EngineConfig
-from engine.lease import Reservation
+from engine.lease_types import Reservation
 from engine.plan import Row
 from engine.protocol import EngineRecord, FinishReason, GenerateRequest, Grant
 
 
 @dataclass(frozen=True, slots=True)
 class Deferral:
-    """A waiting sequence's wait for the first `tokens` tokens, which a running one will commit."""
+    """The wait of a sequence for the first `num_tokens` tokens, which a running one will commit."""
 
     leader: "Sequence"
-    tokens: int
+    num_tokens: int
     until_ms: int
 
     def is_pending(self) -> bool:
-        """Whether the leader runs and has not committed the tokens."""
-        # Only who runs has blocks: a leader that ended or was preempted has none.
-        return bool(self.leader.blocks) and self.leader.computed < self.tokens
+        """Whether the leader is running and has not committed the tokens."""
+        # Only running sequences have blocks: a leader that ended or was preempted has none.
+        return bool(self.leader.blocks) and self.leader.computed < self.num_tokens
 
 
 class Sequence:
@@ -36,19 +36,19 @@ class Sequence:
     def __init__(
         self, request: GenerateRequest, config: EngineConfig, *, max_tokens: int, submitted_ms: int
     ) -> None:
-        """Wrap a valid request whose output is limited to `max_tokens`."""
+        """Start waiting; the output is limited to `max_tokens`."""
         self.request = request
         self.max_tokens = max_tokens
         self.submitted_ms = submitted_ms
         self.num_prompt = self.num_tokens = request.num_prompt_tokens
         self.capacity = self.num_prompt + max_tokens
         self._tokens = np.empty(self.capacity, dtype=TOKEN_DTYPE)
-        self._tokens[: self.num_prompt] = np.frombuffer(request.prompt, dtype=TOKEN_DTYPE)
+        self._tokens[: self.num_prompt] = np.frombuffer(request.prompt_token_ids, dtype=TOKEN_DTYPE)
         self.chain = PrefixChain(request.namespace, self._tokens, config.block_size)
         self._blocks_for = config.blocks_for
 
         self.computed = 0
-        self.num_reused = 0  # of those, not computed by itself since it last started
+        self.num_reused = 0  # of those, reused when it last started
         self.blocks: list[int] = []
         self._block_table = np.empty(config.blocks_for(self.capacity), dtype=np.int32)
 
@@ -67,17 +67,17 @@ class Sequence:
 
     @property
     def was_admitted(self) -> bool:
-        """Whether the request has left the queue once; its facts are frozen since."""
+        """Whether the request has left the queue once, and so has a record."""
         return self._facts is not None
 
     def is_deferred(self, now_ms: int) -> bool:
-        """Whether it waits for what a running sequence will commit."""
+        """Whether it waits for tokens that a running sequence will commit."""
         wait = self.deferral
         return wait is not None and wait.is_pending() and now_ms < wait.until_ms
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens that are known and not computed yet."""
+        """Tokens of the prompt and output whose KV is not computed yet."""
         return self.num_tokens - self.computed
 
     @property
@@ -110,19 +110,19 @@ class Sequence:
         self.grants[index] = replace(self.grants[index], committed=True, lease_id=lease_id)
 
     def tokens_to_next_cut(self) -> int:
-        """Tokens left to compute, but not past the next breakpoint that waits to be committed."""
+        """Return how many tokens are left to compute, up to the next uncommitted breakpoint."""
         for index in self.uncommitted:
-            if (length := self.grants[index].tokens) > self.computed:
+            if (length := self.grants[index].num_tokens) > self.computed:
                 return length - self.computed
         return self.num_tokens - self.computed
 
     def row(self, num_new: int) -> Row:
-        """The sequence's share of a step that computes its next `num_new` tokens."""
+        """Return the row that computes the next `num_new` tokens."""
         stop = self.computed + num_new
         return Row(
             request_id=self.request.request_id,
             namespace=self.request.namespace,
-            tokens=self._tokens[self.computed : stop],
+            token_ids=self._tokens[self.computed : stop],
             start=self.computed,
             block_table=self._block_table[: self._blocks_for(stop)],
             samples=stop == self.num_tokens and self.num_output < self.max_tokens,
@@ -131,8 +131,8 @@ class Sequence:
         )
 
     def freeze(self, match: Match, *, boot_id: str, now_ms: int) -> None:
-        """Fix the facts of the record at first admission, when the matched blocks are attached."""
-        prompt, read, reused = self.num_prompt, self.request.read_tokens, match.tokens
+        """Open the record at first admission, when the matched blocks are attached."""
+        prompt, read, reused = self.num_prompt, self.request.read_tokens, match.num_tokens
         self._facts = EngineRecord(
             request_id=self.request_id,
             engine_boot_id=boot_id,
@@ -145,18 +145,18 @@ class Sequence:
             grants=tuple(self.grants),
             output_tokens=0,
             overrun_tokens=0,
-            finish_reason="engine_lost",  # true until a later record says otherwise
+            finish_reason="engine_lost",  # until a later record replaces it
             reads_by_tier=match.tokens_by_tier(),
             queued_ms=now_ms - self.submitted_ms,
         )
 
     def admission_record(self) -> EngineRecord:
-        """The record as frozen at first admission."""
+        """Return the record as it was at first admission."""
         assert self._facts is not None, "no record before admission"
         return self._facts
 
     def final_record(self, reason: FinishReason, output_tokens: int) -> EngineRecord:
-        """The record at the end; output past `output_tokens` was overrun."""
+        """Return the record at the end; output past `output_tokens` was overrun."""
         return replace(
             self.admission_record(),
             grants=tuple(self.grants),

@@ -1,4 +1,4 @@
-"""A step while it is being planned, and the plan that the runner gets of it."""
+"""A step while the scheduler plans it, and the plan that the model runner gets."""
 
 from dataclasses import dataclass, field
 
@@ -9,12 +9,16 @@ from engine.scheduling.sequence import Sequence
 
 @dataclass(slots=True)
 class Step:
-    """One step: what the runner is asked, and for whom.
+    """One step: the runner's work, and the sequences that it is for.
 
-    `scheduled` pairs each row's sequence with its number of new tokens; `admitted` are those that
-    left the queue for the first time; `filled` are those into whose blocks the step copies or
-    loads, with a row or, resumed beyond the budget, without; `restored` those of them whose match a
-    stored lease lengthened. The step `is_open` while newcomers may be admitted.
+    scheduled      each row's sequence with its number of new tokens
+    admitted       sequences that left the queue for the first time
+    filled         sequences into whose blocks the step copies or loads; a preempted one that starts
+                   again may have no row, if the budget leaves no token for it
+    restored       those of them that load a stored lease, with their matches
+    budget_left    tokens that the step may still compute
+    is_full        no more rows: the budget is used up, or the next prompt needs another step
+    is_admitting   whether waiting sequences may still be admitted
     """
 
     scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -25,24 +29,26 @@ class Step:
     filled: list[Sequence] = field(default_factory=list)
     restored: list[tuple[Sequence, Match]] = field(default_factory=list)
     budget_left: int = 0
-    is_open: bool = False
+    is_full: bool = False
+    is_admitting: bool = False
 
     def add(self, sequence: Sequence, num_new: int) -> None:
-        """Let a sequence compute its next `num_new` tokens."""
+        """Add a row that computes a sequence's next `num_new` tokens."""
         self.scheduled.append((sequence, num_new))
         self.rows.append(sequence.row(num_new))
         self.budget_left -= num_new
+        self.is_full = self.budget_left <= 0
 
     def has_prompt(self) -> bool:
-        """Whether some row computes more than one token."""
+        """Return whether some row computes more than one token."""
         return any(num_new > 1 for _, num_new in self.scheduled)
 
     def members(self) -> list[Sequence]:
-        """Everyone whose blocks are not what they should be if the step fails."""
+        """Return the sequences whose blocks are invalid if the step fails."""
         scheduled = [sequence for sequence, _ in self.scheduled]
         return list(dict.fromkeys([*scheduled, *self.filled]))
 
     @property
     def plan(self) -> Plan:
-        """The step in the runner's terms."""
+        """The step as the runner executes it."""
         return Plan(tuple(self.copies), tuple(self.rows), tuple(self.loads))

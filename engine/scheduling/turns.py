@@ -1,11 +1,11 @@
-"""Turns: whose prompts are computed next, so that no namespace starves another.
+"""Turns: fair shares of prompt tokens for namespaces, by deficit round robin.
 
-    turns    [ a: 900 left | b: 2048 left | c: 2048 left ]      who has something to compute
-               ^ now                            ^ newcomers join here
+    turns    [ a: 900 left | b: 2048 left | c: 2048 left ]      namespaces with prompts to compute
+               ^ now                          a new one joins at the end
 
-Deficit round robin, Shreedhar and Varghese 1995. A turn is a number of prompt tokens. Whoever has
-used its own up goes to the end of the round, and what it took too much is missing from its next.
-So a namespace waits for at most one turn of each other one, however much they have queued.
+Deficit round robin, Shreedhar and Varghese 1995. A turn is a number of prompt tokens. A namespace
+that has used up its turn goes to the end of the round; what it used beyond its turn is subtracted
+from the next one. So a namespace waits for at most one turn of each other one.
 """
 
 from collections import deque
@@ -21,10 +21,10 @@ class Turns:
         self._left: dict[bytes, int] = {}
 
     def order(self, busy: Iterable[bytes]) -> deque[bytes]:
-        """Put the busy namespaces in the order of their turns.
+        """Return the busy namespaces in the order of their turns.
 
-        Those who are not busy leave the round; those who are new to it join at its end. So nobody
-        saves up turns, and nobody gains by coming back.
+        A namespace that is not busy leaves the round, and a new one joins at the end. So turns
+        cannot be saved up, and leaving and joining again gains nothing.
         """
         members = dict.fromkeys(busy)
         self._left = {name: left for name, left in self._left.items() if name in members}
@@ -33,10 +33,10 @@ class Turns:
         return deque(self._left)
 
     def charge(self, namespace: bytes, num_tokens: int) -> bool:
-        """Count computed tokens against a namespace's turn; whether that ends it."""
+        """Charge computed tokens to a namespace's turn; returns whether that ends it."""
         self._left[namespace] -= num_tokens
         if self._left[namespace] > 0:
             return False
-        # More than a whole turn is never owed: a long unchunked prompt is one turn.
+        # The next turn is never reduced below 1: a long unchunked prompt costs one turn.
         self._left[namespace] = max(1, self._left.pop(namespace) + self._turn_tokens)
         return True

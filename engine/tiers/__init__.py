@@ -1,1 +1,1 @@
-"""Where leases live outside the KV pool: host memory and disk."""
+"""Copies of leases outside the KV pool, in host memory and on disk, and when they pay."""

@@ -1,12 +1,12 @@
-"""One file a lease: how it is written so that a kill leaves all of it or none, and how it is read.
+"""The file format of a lease on disk: written atomically, checked when it is read.
 
     magic | header length u32 | CRC-32 of header and tokens u32 | header, JSON | tokens | payload
 
-The name is `KEY-EXPIRES-REMAINING.lease`: the prefix's key in hex, when the lease expires by wall
-clock, and how long it had left then, both in milliseconds. So a lease that is read again lives
-longer by one rename, and a wall clock that was set back never gives it more than it had left.
+The name is `KEY-EXPIRES-REMAINING.lease`: the prefix's key in hex, the wall-clock time at which the
+lease expires, and the time that it had left when it was named, both in milliseconds. So extending a
+lease is one rename, and setting the wall clock back never gives it more than it had left.
 
-A file is customer text in all but name: mode 0600 in a folder of mode 0700.
+A payload reveals the customer's text: files have mode 0600, their folder 0700.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.blocks.prefix_index import TOKEN_BYTES
 from engine.errors import LeaseFileCorrupt, LeaseFileForeign
-from engine.lease import StoredPrefix
+from engine.lease_types import StoredPrefix
 
 _MAGIC = b"kvmeter lease 1\n"
 _LENGTHS = struct.Struct("<II")
@@ -34,7 +34,7 @@ _NAME = re.compile(r"([0-9a-f]{64})-(\d{1,15})-(\d{1,15})\.lease")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which KV can be read by which engine: only one that agrees in everything."""
+    """What KV was computed with; an engine reads only files with its own origin."""
 
     weights_digest: str
     dtype: str
@@ -43,7 +43,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class LeaseFile:
-    """A whole file: what is in it and where. `expires_at_ms` is wall clock."""
+    """The header of a complete file. `expires_at_ms` is wall-clock time."""
 
     path: Path
     stored: StoredPrefix
@@ -54,14 +54,14 @@ class LeaseFile:
 
 
 def file_name(key: bytes, *, expires_at_ms: int, remaining_ms: int) -> str:
-    """The name of a lease's file."""
+    """Return the name of a lease's file."""
     return f"{key.hex()}-{expires_at_ms}-{remaining_ms}.lease"
 
 
 def write_lease(temporary: Path, stored: StoredPrefix, origin: Origin, payload: np.ndarray) -> str:
-    """Write all of a file, wait until it is on the disk, and return the payload's SHA-256.
+    """Write and sync a file under a temporary name, and return the payload's SHA-256.
 
-    The caller renames it to its name. Raises OSError, and then leaves nothing.
+    The caller renames it. Raises OSError, and then removes the file.
     """
     sha256 = hashlib.sha256(payload.data).hexdigest()
     header = json.dumps(
@@ -76,10 +76,10 @@ def write_lease(temporary: Path, stored: StoredPrefix, origin: Origin, payload: 
             **asdict(origin),
         }
     ).encode()
-    lengths = _LENGTHS.pack(len(header), zlib.crc32(stored.tokens, zlib.crc32(header)))
+    lengths = _LENGTHS.pack(len(header), zlib.crc32(stored.token_ids, zlib.crc32(header)))
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        for part in (_MAGIC, lengths, header, stored.tokens, payload.data):
+        for part in (_MAGIC, lengths, header, stored.token_ids, payload.data):
             _write_all(fd, memoryview(part))
         os.fsync(fd)
     except OSError:
@@ -91,10 +91,10 @@ def write_lease(temporary: Path, stored: StoredPrefix, origin: Origin, payload: 
 
 
 def read_manifest(path: Path, origin: Origin) -> LeaseFile:
-    """Everything but the payload.
+    """Return everything but the payload.
 
-    Raises LeaseFileCorrupt for a file that is not whole, and LeaseFileForeign for one that another
-    model, number format, layout or version wrote. OSError passes through.
+    Raises LeaseFileCorrupt for a damaged file, LeaseFileForeign for a file of another model, number
+    format, layout or version, and OSError.
     """
     named = _NAME.fullmatch(path.name)
     if named is None:
@@ -112,7 +112,7 @@ def read_manifest(path: Path, origin: Origin) -> LeaseFile:
 
 
 def read_payload(file: FileIO, num_bytes: int, sha256: str) -> np.ndarray | None:
-    """The payload, which is the end of an open file; None if it is not whole. Raises OSError."""
+    """Return the payload at the end of an open file, None if it is damaged. Raises OSError."""
     payload = np.empty(num_bytes, dtype=np.uint8)
     if os.fstat(file.fileno()).st_size < num_bytes:
         return None
@@ -125,7 +125,7 @@ def read_payload(file: FileIO, num_bytes: int, sha256: str) -> np.ndarray | None
 
 
 def _read_header(file: BufferedReader, named: re.Match[str]) -> tuple[LeaseFile, dict[str, str]]:
-    """What an open file says of itself; any error in it is one of the four that a parser raises."""
+    """Return an open file's header and origin; a damaged one raises one of a parser's errors."""
     num_header_bytes, check = _LENGTHS.unpack(file.read(_LENGTHS.size))
     header = file.read(min(num_header_bytes, _MAX_HEADER_BYTES))
     fields = json.loads(header)
@@ -133,8 +133,8 @@ def _read_header(file: BufferedReader, named: re.Match[str]) -> tuple[LeaseFile,
     num_bytes = file.tell() + num_token_bytes + fields["payload_bytes"]
     if num_bytes != os.fstat(file.fileno()).st_size:
         raise ValueError("The file is cut short")
-    tokens = file.read(num_token_bytes)
-    if zlib.crc32(tokens, zlib.crc32(header)) != check:
+    token_ids = file.read(num_token_bytes)
+    if zlib.crc32(token_ids, zlib.crc32(header)) != check:
         raise ValueError("The check does not fit")
     key, expires_at_ms, remaining_ms = named.groups()
     stored = StoredPrefix(
@@ -143,7 +143,7 @@ def _read_header(file: BufferedReader, named: re.Match[str]) -> tuple[LeaseFile,
         owner=bytes.fromhex(fields["owner"]),
         key=bytes.fromhex(key),
         parent_key=bytes.fromhex(fields["parent_key"]),
-        tokens=tokens,
+        token_ids=token_ids,
     )
     found = LeaseFile(
         path=Path(file.name),

@@ -1,4 +1,4 @@
-"""Measures, once at start, what decides between computing a prefix and reading it back."""
+"""Measures prefill, memory and disk rates at start; they decide when a copy pays."""
 
 import hashlib
 import os
@@ -21,13 +21,13 @@ _CHUNK_BYTES = 1 << 20
 def prefill_tokens_per_second(
     runner: Runner, config: EngineConfig, clock_ns: Callable[[], int]
 ) -> float:
-    """How fast the model computes a prompt. Writes over the pool's first blocks: ask before use."""
+    """Return the prefill rate. Overwrites the pool's first blocks: call before the pool is used."""
     num_tokens = min(PROBE_TOKENS, config.max_request_tokens, config.max_num_batched_tokens)
-    tokens = (np.arange(num_tokens) % config.vocab_size).astype(np.int32)
+    token_ids = (np.arange(num_tokens) % config.vocab_size).astype(np.int32)
     row = Row(
         request_id="probe",
         namespace=b"probe",
-        tokens=tokens,
+        token_ids=token_ids,
         start=0,
         block_table=np.arange(config.blocks_for(num_tokens), dtype=np.int32),
         samples=True,  # sampling waits for the device
@@ -36,7 +36,7 @@ def prefill_tokens_per_second(
     )
     plan = Plan((), (row,))
     times_ns = []
-    for _ in range(NUM_PREFILLS):  # the first one sets things up; the fastest was disturbed least
+    for _ in range(NUM_PREFILLS):  # the first one warms up; the fastest is least disturbed
         started_ns = clock_ns()
         runner.execute(plan)
         times_ns.append(clock_ns() - started_ns)
@@ -46,7 +46,7 @@ def prefill_tokens_per_second(
 def fill_bytes_per_second(
     runner: Runner, snapshot: Snapshot, config: EngineConfig, clock_ns: Callable[[], int]
 ) -> float:
-    """How fast a payload in memory comes back into the pool. Writes over the pool's blocks."""
+    """Return the rate of writing a payload from memory to the pool. Overwrites blocks."""
     num_blocks = min(config.num_blocks, max(1, PROBE_BYTES // config.block_bytes))
     blocks = tuple(range(num_blocks))
     payload = snapshot(blocks, num_blocks * config.block_size)
@@ -57,9 +57,9 @@ def fill_bytes_per_second(
 
 
 def disk_bytes_per_second(folder: Path, clock_ns: Callable[[], int]) -> float:
-    """How fast a lease comes back: read from the disk, not from memory, and hashed.
+    """Return the rate of reading and hashing a file from disk, past the page cache.
 
-    Raises OSError where nothing can be written.
+    Raises OSError if the folder is not writable.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / "probe.tmp"

@@ -1,24 +1,24 @@
-"""Tiers: where leases are kept outside the KV pool, and when that pays.
+"""The interface of a tier, and the rule by which a copy pays: reading it beats recomputing.
 
-    device   the KV pool itself; a lease is pinned there while it can be
-    host     pinned host memory; only where the pool is on a GPU
-    disk     one file a lease, for leases that persist; see `engine.tiers.disk`
+    device   the KV pool itself, where leases are pinned; not a Tier
+    host     pinned host memory; only if the pool is on a GPU
+    disk     one file a lease, for leases that persist
 
-A tier keeps whole leases as opaque payloads. `engine.tiers.store` decides what goes where.
+A tier stores complete leases as opaque payloads. `engine.tiers.lease_store` chooses the tiers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.lease import StoredPrefix
+from engine.lease_types import StoredPrefix
 
-Payload = Any  # what the snapshot function makes of blocks, and what `BlockLoad` carries back
+Payload = Any  # what Snapshot returns and BlockLoad writes back to the pool
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A lease that a tier kept through a restart."""
+    """A lease that a tier still holds after a restart."""
 
     stored: StoredPrefix
     deadline_ms: int
@@ -26,72 +26,72 @@ class Recovered:
 
 
 class Snapshot(Protocol):
-    """Copies blocks out of the KV pool; the model runner's `snapshot`."""
+    """Copies blocks out of the KV pool: the model runner's `snapshot`."""
 
     def __call__(self, blocks: Sequence[int], num_tokens: int) -> Payload:
-        """The first `num_tokens` slots of `blocks`, and nothing of the slots after them."""
+        """Return the first `num_tokens` slots of `blocks`; later slots are zero."""
         ...
 
 
 class Tier(Protocol):
-    """A place for whole leases. Only the engine's thread calls it; no call waits for a write."""
+    """A store of complete leases, called by the engine's thread only; no call waits for a write."""
 
     @property
     def name(self) -> str:
-        """What records call it."""
+        """The tier's name in records and reports."""
         ...
 
     @property
     def keeps_all(self) -> bool:
-        """Whether it takes every lease, or only those that persist."""
+        """Whether it stores every lease, or only those that persist."""
         ...
 
     def recover(self) -> list[Recovered]:
-        """What an earlier engine left here. Called once, before anything else."""
+        """Return the leases that an earlier engine left. Called once, first."""
         ...
 
     @property
     def free_bytes(self) -> int:
-        """What is left of its budget."""
+        """The unused part of its budget."""
         ...
 
     def accepts(self, num_bytes: int) -> bool:
-        """Whether it works and keeps up, budget aside."""
+        """Whether a write of this size can be queued now, budget aside."""
         ...
 
     def save(
         self, stored: StoredPrefix, payload: Payload, *, num_bytes: int, deadline_ms: int
     ) -> None:
-        """Begin to keep a lease; `poll` tells when it is whole. Replaces nothing."""
+        """Start to store a lease that is not stored yet; `poll` reports the end."""
         ...
 
     def poll(self) -> list[tuple[bytes, bool]]:
-        """What was saved since the last call, and whether it is whole; not what was dropped."""
+        """Return (key, success) of saves that ended since the last call; no dropped leases."""
         ...
 
     def load(self, key: bytes) -> Payload | None:
-        """A saved lease's payload; None if it is not whole any more, and then it is gone."""
+        """Return a saved lease's payload, or None if it is damaged and has to be dropped."""
         ...
 
     def extend(self, key: bytes, deadline_ms: int) -> None:
-        """The lease lives longer."""
+        """Move the lease's deadline."""
         ...
 
     def drop(self, key: bytes) -> None:
-        """Forget the lease, also one that is still being saved. Idempotent."""
+        """Remove the lease, also while it is being saved. Idempotent."""
         ...
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters by metric name."""
+        """Return gauges and counters by metric name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What decides between computing a prefix and reading it back, measured at start.
+    """The rates that decide between recomputing a prefix and reading it back, measured at start.
 
-    prefill_tokens   tokens computed a second
-    tier_bytes       bytes read a second, by tier; a tier that is absent is never worth it
+    prefill_tokens   tokens computed per second
+    tier_bytes       bytes read per second, by tier; an absent tier is never read
     """
 
     prefill_tokens: float

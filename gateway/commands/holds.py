@@ -14,7 +14,7 @@ from billing.facts import EngineFacts, GrantFact
 from billing.holds import HoldRow, hold_row, open_hold_rows
 from billing.money import usd
 from billing.rows import as_json as plain
-from billing.settlement import Settlement
+from billing.settlement import CutBy, Settlement
 from engine.client import EngineLost, EngineRecord, connect_engine
 from gateway.clock import now_ms
 from gateway.commands.options import (
@@ -37,6 +37,7 @@ ENGINE_WAIT_SECONDS = 2.0
 
 RequestId = Annotated[str, typer.Argument(help="The request's id.")]
 Reason = Annotated[str, typer.Option(help="Why; kept with the request.")]
+Force = Annotated[bool, typer.Option("--force", help="Also while the hold's gateway runs.")]
 Actor = Annotated[str | None, typer.Option(help="Who decides; by default who runs this command.")]
 
 
@@ -88,15 +89,22 @@ def show(
 def settle(
     request_id: RequestId,
     reason: Reason,
+    cut_by: Annotated[
+        CutBy | None, typer.Option(help="Which side cut the output: what we cut is free.")
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option(help="A JSON file of the engine's record, as `show --json` prints it."),
     ] = None,
     actor: Actor = None,
+    force: Force = False,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """Charge an open hold from the engine's record; by default the engine is asked for it."""
+    """Close an open hold by the engine's record, charged as any request that ended so.
+
+    Without --record the engine is asked for it.
+    """
     facts = _read_facts(record) if record is not None else _ask_engine(data_dir, request_id)
     with open_database(data_dir) as database:
         settlement = database.write_now(
@@ -104,9 +112,11 @@ def settle(
                 connection,
                 request_id=request_id,
                 facts=facts,
+                cut_by=cut_by,
                 actor=_actor(actor),
                 reason=_checked_reason(reason),
                 now_ms=now_ms(),
+                force=force,
             )
         )
     _print_settlement(settlement, as_json=as_json)
@@ -117,6 +127,7 @@ def release(
     request_id: RequestId,
     reason: Reason,
     actor: Actor = None,
+    force: Force = False,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
@@ -129,6 +140,7 @@ def release(
                 actor=_actor(actor),
                 reason=_checked_reason(reason),
                 now_ms=now_ms(),
+                force=force,
             )
         )
     _print_settlement(settlement, as_json=as_json)

@@ -24,7 +24,7 @@ def fetch_default_model(models_dir: Path) -> Path:
 
     Converting needs torch, which this process does without: the engine's own command does it.
     """
-    command = [sys.executable, "-m", "engine.models.default_model", str(models_dir)]
+    command = [sys.executable, "-m", "engine.model_files.default_model", str(models_dir)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603
     if done.returncode != 0:
         raise CommandError("The default model is not there; see the line above")

@@ -15,9 +15,6 @@ from gateway.wire.response import CacheCreation, Usage
 
 T = TypeVar("T", bound=DataclassInstance)
 
-# Fields that the engine's types call otherwise.
-ENGINE_NAMES = {"num_tokens": "tokens"}
-
 
 def cache_header(cache: CacheSplit) -> str:
     """Return the value of `x-kvmeter-cache`."""
@@ -65,9 +62,7 @@ def lease_cost(report: LeaseReport) -> LeaseCost:
 def from_engine(cls: type[T], value: object, **known: Any) -> T:
     """Return a dataclass of billing with the values of the engine's fields of the same names."""
     same = {
-        field.name: getattr(value, ENGINE_NAMES.get(field.name, field.name))
-        for field in fields(cls)
-        if field.name not in known
+        field.name: getattr(value, field.name) for field in fields(cls) if field.name not in known
     }
     return cls(**same, **known)
 

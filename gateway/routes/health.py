@@ -62,8 +62,6 @@ async def _missing(deps: Dependencies) -> AsyncIterator[str]:
     else:
         for model_id in unpriced:
             yield f"price: no price card is in force for the model: {model_id}"
-    if not await asyncio.to_thread(deps.settings.first_keys_path.exists):
-        yield f"keys: {deps.settings.first_keys_path.name} is not written yet"
     if await _engine_stats(deps) is None:
         yield "engine: does not answer"
     elif (info := deps.engine.info) is not None and not _is_served(deps, info):

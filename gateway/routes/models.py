@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from gateway.errors import InvalidRequest
 from gateway.http.auth import AnyCaller, Deps, Version
 from gateway.prompts.model_catalog import ServedModel
-from gateway.wire.response import Model, ModelPage
+from gateway.wire.response import ModelInfo, ModelPage
 
 router = APIRouter()
 
@@ -38,7 +38,7 @@ async def list_models(
 
 
 @router.get("/v1/models/{model_id:path}")
-async def get_model(model_id: str, _caller: AnyCaller, _version: Version, deps: Deps) -> Model:
+async def get_model(model_id: str, _caller: AnyCaller, _version: Version, deps: Deps) -> ModelInfo:
     """One model."""
     return _model(deps.catalog.find(model_id))
 
@@ -59,9 +59,9 @@ def _page(models: Sequence[ServedModel], *, has_more: bool) -> ModelPage:
     )
 
 
-def _model(model: ServedModel) -> Model:
+def _model(model: ServedModel) -> ModelInfo:
     created_at = datetime.fromtimestamp(model.created_at_ms // 1000, UTC)
-    return Model(
+    return ModelInfo(
         id=model.id,
         display_name=model.display_name,
         created_at=created_at.strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -165,7 +165,7 @@ System = Annotated[
 ]
 
 
-class Message(Strict):
+class InputMessage(Strict):
     """One message; `content` as sent, a string made one text block."""
 
     role: Role
@@ -200,7 +200,7 @@ class PromptRequest(Strict):
     """The fields that shape the prompt, and so its length and its cache entries."""
 
     model: str
-    messages: Annotated[tuple[Message, ...], FailFast(), Field(max_length=MAX_MESSAGES)]
+    messages: Annotated[tuple[InputMessage, ...], FailFast(), Field(max_length=MAX_MESSAGES)]
     system: System = None
     cache_control: CacheControl | None = None
     thinking: ThinkingDisabled | None = None

@@ -79,7 +79,7 @@ class ErrorBody(ResponseModel):
     request_id: str
 
 
-class Model(ResponseModel):
+class ModelInfo(ResponseModel):
     """One served model, as `/v1/models` lists it."""
 
     id: str
@@ -98,7 +98,7 @@ class Model(ResponseModel):
 class ModelPage(ResponseModel):
     """A page of models."""
 
-    data: tuple[Model, ...]
+    data: tuple[ModelInfo, ...]
     has_more: bool
     first_id: str | None
     last_id: str | None

@@ -1,6 +1,6 @@
 """The booking clock, decisions on holds, and a refusal of requests that end before they start.
 
-Revision 0004. Spelled out in SQL and frozen, like 0001.
+Revision 0004, after 0003. Spelled out in SQL and frozen, like 0001.
 """
 
 from alembic import op
@@ -9,7 +9,7 @@ from migrations.immutable import make_immutable
 from migrations.late_ends import refuse_early_ends
 
 revision = "0004"
-down_revision = "0002"
+down_revision = "0003"
 
 BOOKING_CLOCK = """
     CREATE TABLE booking_clock (

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.counts import CountsDiffer, check_counts
+from bench.counts import check_counts
 from bench.engines import Engine, request
+from bench.errors import CountsDiffer
 from bench.exhibit import Options, present
-from bench.report import Report
+from bench.exhibit_result import ExhibitResult
 from engine.client import EngineRecord, Event, Finished, GenerateRequest, Tokens
 
 TRUE = EngineRecord(
@@ -75,15 +76,17 @@ def test_an_exhibit_with_bent_counts_fails_and_publishes_nothing(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["sample.py", "--out", str(tmp_path)])
 
-    async def body(options: Options) -> Report:
+    async def body(options: Options) -> ExhibitResult:
         engine = Engine(options.model)
         client: Any = TellsRecord(replace(TRUE, output_tokens=output_tokens))
         engine.client = client
         try:
-            answer = await engine.ask(request(bytes(40), 2))
+            reply = await engine.ask(request(bytes(40), 2))
         finally:
             await engine.close()
-        return Report("sample", ["fixed"], ("tokens",), [(answer.facts.output_tokens,)])
+        return ExhibitResult(
+            "sample", ["fixed"], ("tokens",), [(reply.served_record.output_tokens,)]
+        )
 
     if fails:
         with pytest.raises(SystemExit, match="2 output tokens at the client, 3 in the record"):
@@ -95,13 +98,13 @@ def test_an_exhibit_with_bent_counts_fails_and_publishes_nothing(
     assert (tmp_path / "sample.json").exists() != fails
 
 
-def test_a_report_with_a_fault_is_published_and_fails(
+def test_a_result_with_a_fault_is_published_and_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["sample.py", "--out", str(tmp_path)])
 
-    async def body(options: Options) -> Report:
-        return Report("sample", ["fixed"], ("MB",), [(800,)], fault="memory grows")
+    async def body(options: Options) -> ExhibitResult:
+        return ExhibitResult("sample", ["fixed"], ("MB",), [(800,)], fault="memory grows")
 
     with pytest.raises(SystemExit, match="sample: memory grows"):
         present("Sample (full: 0 s).", body)

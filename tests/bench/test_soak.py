@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.counts import BenchError
 from bench.engines import Engine
+from bench.errors import BenchError
 from bench.idle import NOTHING, Sample, check_idle, take_sample
 from bench.mix import NAMESPACES, Mix
 from bench.soak import (
@@ -14,8 +14,8 @@ from bench.soak import (
     QUEUE_WAIT_SECONDS,
     check_files,
     flags,
-    give_all_back,
     soak,
+    unpin_everything,
     with_short_context,
 )
 from bench.traffic import Traffic
@@ -58,7 +58,7 @@ def test_the_mix_comes_from_its_seed_and_has_what_a_soak_is_about() -> None:
     assert {request.namespace for request in requests} == set(NAMESPACES)
     marks = [mark for request in requests for mark in request.breakpoints]
     assert {mark.persist for mark in marks} == {mark.write for mark in marks} == {True, False}
-    assert any(mark.tokens % 16 for mark in marks)
+    assert any(mark.num_tokens % 16 for mark in marks)
     assert any(len(request.breakpoints) > 2 for request in requests)
     assert any(request.num_prompt_tokens > CONTEXT_TOKENS for request in requests)
 
@@ -76,7 +76,7 @@ async def test_a_tiny_engine_holds_for_a_moment(tiny_folder: Path, tmp_path: Pat
             engine, mix, chance, queue_wait_seconds=QUEUE_WAIT_SECONDS, patience_seconds=0.8
         )
         samples = await soak(engine, traffic, chance, minutes=0.08)
-        stats = await give_all_back(engine, traffic)
+        stats = await unpin_everything(engine, traffic)
         await traffic.close()
 
     check_files(samples)
@@ -97,12 +97,12 @@ async def test_an_engine_with_a_request_left_is_not_idle(
     )
 
     async with Engine(tiny_folder, "--dtype", "float32") as engine:
-        generation = engine.client.generate(endless)
-        await anext(aiter(generation))
+        stream = engine.client.generate(endless)
+        await anext(aiter(stream))
         with pytest.raises(BenchError, match="not idle"):
             await take_sample(engine, 0.0)
-        generation.abort()
-        async for _ in generation:
+        stream.abort()
+        async for _ in stream:
             pass
         await take_sample(engine, 0.0)
 

@@ -13,7 +13,7 @@ from billing.ledger import top_up
 from billing.reports import usage
 from billing.settlement import release, settle
 from billing.tables import holds, requests, transfers
-from tests.billing.books import NOW_MS, Books, engine_facts, make_books
+from tests.billing.books import NOW_MS, OWNER, Books, engine_facts, make_books
 
 MONTH_END_MS = NOW_MS + 5_000
 
@@ -45,6 +45,7 @@ def settle_at(books: Books, request_id: str, hold: object, ended_at_ms: int) -> 
         lambda conn: settle(
             conn,
             request_id=request_id,
+            owner_boot_id=OWNER,
             facts=engine_facts(hold),
             ended_at_ms=ended_at_ms,
             stop_reason="end_turn",
@@ -117,7 +118,9 @@ def test_a_release_and_a_top_up_are_stamped_likewise(books: Books, now: Now) -> 
     now.ms = NOW_MS + 9_000
 
     books.database.write_now(
-        lambda conn: release(conn, request_id=hold.request_id, reason="full", ended_at_ms=NOW_MS)
+        lambda conn: release(
+            conn, request_id=hold.request_id, owner_boot_id=OWNER, reason="full", ended_at_ms=NOW_MS
+        )
     )
     books.database.write_now(
         lambda conn: top_up(

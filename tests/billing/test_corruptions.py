@@ -16,7 +16,7 @@ from billing.lease_costs import LeaseCost, record_lease_costs
 from billing.ledger import top_up
 from billing.settlement import release
 from billing.verification import verify
-from tests.billing.books import NOW_MS, Books, make_books
+from tests.billing.books import NOW_MS, OWNER, Books, make_books
 from tests.billing.tampering import sqlite_path, tamper
 
 MONTH_MS = 2_678_400_000
@@ -39,7 +39,10 @@ def books(database: Database) -> Books:
     report = LeaseCost("eng:0", "req_1", 1000, "expired", "device", 1, 2, 3)
 
     def close(conn: Connection) -> None:
-        release(conn, request_id=refused.request_id, reason="overloaded", ended_at_ms=NOW_MS + 5)
+        release(
+            conn, request_id=refused.request_id, owner_boot_id=OWNER, reason="overloaded",
+            ended_at_ms=NOW_MS + 5,
+        )  # fmt: skip
         release_by_operator(
             conn, request_id=decided.request_id, actor="ada", reason="lost", now_ms=NOW_MS
         )

@@ -5,11 +5,12 @@ from sqlalchemy import Connection, text
 
 from billing.database import Database
 from billing.decisions import Decision, decision_on, release_by_operator, settle_by_operator
-from billing.errors import HoldNotFound, HoldNotOpen, InconsistentFacts, RowUnreadable
+from billing.errors import HoldInUse, HoldNotFound, HoldNotOpen, InconsistentFacts, RowUnreadable
 from billing.facts import EngineFacts
 from billing.holds import Hold, count_open_holds, open_hold_rows
+from billing.owners import Owner, register
 from billing.settlement import Settlement
-from tests.billing.books import NOW_MS, Books, engine_facts, make_books
+from tests.billing.books import NOW_MS, OWNER, Books, engine_facts, make_books
 
 
 @pytest.fixture
@@ -17,11 +18,11 @@ def books(database: Database) -> Books:
     return make_books(database)
 
 
-def release_by_hand(books: Books, request_id: str) -> Settlement:
+def release_by_hand(books: Books, request_id: str, *, force: bool = False) -> Settlement:
     return books.database.write_now(
         lambda conn: release_by_operator(
             conn, request_id=request_id, actor="ada", reason="engine was replaced",
-            now_ms=NOW_MS + 9,
+            now_ms=NOW_MS + 9, force=force,
         )
     )  # fmt: skip
 
@@ -67,6 +68,19 @@ def test_a_hold_settled_by_hand_is_charged_as_any_other(books: Books) -> None:
     assert made is not None
     assert (made.decision, made.actor, made.reason) == ("settled", "ada", "checked by hand")
     assert decision(books, usual) is None
+    books.assert_sound()
+
+
+def test_a_hold_of_a_gateway_that_runs_is_left_to_it_unless_forced(books: Books) -> None:
+    hold = books.open()
+    owner = Owner(boot_id=OWNER, instance_id="i", engine_id="e", started_at_ms=NOW_MS, beats=0)
+    books.database.write_now(lambda conn: register(conn, owner))
+
+    with pytest.raises(HoldInUse, match="boot_1 runs"):
+        release_by_hand(books, hold.request_id)
+    release_by_hand(books, hold.request_id, force=True)
+
+    assert books.settle(hold).record.status == "released", "The gateway's own close comes late."
     books.assert_sound()
 
 

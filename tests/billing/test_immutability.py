@@ -9,6 +9,7 @@ from billing.database import Database
 from billing.decisions import release_by_operator
 from billing.lease_costs import LeaseCost, record_lease_costs
 from billing.meters import Meter
+from billing.owners import server_secret_of
 from billing.tables import IMMUTABLE, transfers
 from tests.billing.books import NOW_MS, Books, make_books
 
@@ -21,6 +22,7 @@ NO_OP = {
     "kv_records": "output_tokens = output_tokens",
     "lease_reports": "tokens = tokens",
     "hold_decisions": "reason = reason",
+    "server_secret": "secret_hex = secret_hex",
 }
 
 
@@ -36,6 +38,7 @@ def books(database: Database) -> Books:
             conn, request_id=hold.request_id, actor="ada", reason="lost", now_ms=NOW_MS
         )
     )
+    books.database.write_now(lambda conn: server_secret_of(conn, proposed=b"secret"))
     return books
 
 

@@ -1,4 +1,4 @@
-"""The split of a prompt: the invariants I1 to I4 of the Messages API, and examples by hand."""
+"""The split of a prompt: the invariants I1 to I4 of docs/cases/messages-api.md, and examples."""
 
 from hypothesis import given
 from hypothesis import strategies as st

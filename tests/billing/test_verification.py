@@ -17,7 +17,7 @@ from billing.price_cards import publish
 from billing.scan import ROWS_AT_ONCE
 from billing.settlement import release, settle
 from billing.verification import verify
-from tests.billing.books import NOW_MS, T3, TTL_MS, Books, engine_facts, make_books
+from tests.billing.books import NOW_MS, OWNER, T3, TTL_MS, Books, engine_facts, make_books
 from tests.billing.tampering import tamper
 
 
@@ -194,7 +194,11 @@ def test_a_released_request_is_sound(books: Books) -> None:
     hold = books.open()
     books.database.write_now(
         lambda conn: release(
-            conn, request_id=hold.request_id, reason="overloaded", ended_at_ms=NOW_MS
+            conn,
+            owner_boot_id=OWNER,
+            request_id=hold.request_id,
+            reason="overloaded",
+            ended_at_ms=NOW_MS,
         )
     )
 
@@ -233,6 +237,7 @@ def fill(books: Books, *, num_requests: int) -> None:
             facts = engine_facts(hold)
             settle(
                 conn,
+                owner_boot_id=OWNER,
                 request_id=hold.request_id,
                 facts=facts,
                 ended_at_ms=NOW_MS,

@@ -90,6 +90,7 @@ def small_config(**changes: Any) -> EngineConfig:
 def engine_info(config: EngineConfig, **changes: Any) -> EngineInfo:
     """What an engine with this config says it is; every call is another boot."""
     facts: dict[str, Any] = {
+        "engine_id": "engine_test",
         "engine_boot_id": f"eng_{uuid4().hex}",
         "model_id": "tiny",
         "weights_digest": "0" * 64,
@@ -115,7 +116,7 @@ def generate_request(
     values: dict[str, Any] = {
         "request_id": request_id,
         "namespace": b"tenant",
-        "prompt": prompt,
+        "prompt_token_ids": prompt,
         "max_tokens": max_tokens,
         "sampling": Sampling(temperature=0.0),
     }

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import torch
 
+from engine.compute.backend import Backend
 from engine.compute.kv_cache import KVCache
 from engine.compute.loading import load_model
-from engine.compute.model_runner import compute_logits
 from engine.compute.native.library import Library
-from engine.compute.native.llama import NativeLlama
-from engine.models.llama import Llama
 from engine.plan import Row
 
 CPU = torch.device("cpu")
@@ -23,12 +21,12 @@ ROW_ERROR_MAX = 0.08
 class Computed:
     """One model and its cache, which begins full of NaN: what is read unwritten shows."""
 
-    model: Llama | NativeLlama
+    model: Backend
     cache: KVCache
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
-        found = compute_logits(self.model, self.cache, rows).clone()
+        found = self.model.compute(self.cache, rows).clone()
         return found - found.mean(dim=1, keepdim=True)  # a shift of all changes no choice
 
 
@@ -53,8 +51,8 @@ def _errors(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
 def trio(folder: Path, library: Library, *, num_blocks: int = 96) -> Trio:
     def computed(dtype: torch.dtype, library: Library | None = None) -> Computed:
-        model = load_model(folder, dtype=dtype, device=CPU, library=library).model
-        cache = KVCache(model.config, num_blocks=num_blocks, block_size=16, dtype=dtype, device=CPU)
+        model = load_model(folder, dtype=dtype, device=CPU, library=library).backend
+        cache = KVCache(model.shape, num_blocks=num_blocks, block_size=16, dtype=dtype, device=CPU)
         cache._blocks.fill_(torch.nan)
         return Computed(model, cache)
 

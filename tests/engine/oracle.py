@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.plan import BlockCopy, BlockLoad, Plan, Row
 from engine.protocol import Breakpoint, EngineRecord, GenerateRequest, LeaseReport
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 
 Slot = tuple[bytes, int, int] | None
 
@@ -53,7 +53,7 @@ class OracleRunner:
     def expect(self, request: GenerateRequest) -> None:
         """Learn what the slots of a request must hold."""
         content = self.contents[request.request_id] = []
-        for token in unpack(request.prompt):
+        for token in unpack(request.prompt_token_ids):
             self._extend(content, request.namespace, token)
 
     def execute(self, plan: Plan) -> list[int]:
@@ -82,7 +82,7 @@ class OracleRunner:
             self._write(row)
         self._fail_if_asked()
         for row in plan.rows:
-            self._check(row, row.start + len(row.tokens), "after the step")
+            self._check(row, row.start + len(row.token_ids), "after the step")
         return [self._sample(row) for row in plan.rows if row.samples]
 
     def snapshot(self, blocks: Sequence[int], num_tokens: int) -> list[list[Slot]]:
@@ -96,7 +96,7 @@ class OracleRunner:
     def continuation(self, request: GenerateRequest, num_tokens: int) -> list[int]:
         """What the first `num_tokens` outputs of a request must be."""
         history = 0
-        for token in unpack(request.prompt):
+        for token in unpack(request.prompt_token_ids):
             history = next_history(history, token)
         output = []
         for _ in range(num_tokens):
@@ -134,7 +134,7 @@ class OracleRunner:
     def _check(self, row: Row, stop: int, when: str) -> None:
         content = self.contents[row.request_id]
         size = self.block_size
-        assert len(row.block_table) == -(-(row.start + len(row.tokens)) // size), "table length"
+        assert len(row.block_table) == -(-(row.start + len(row.token_ids)) // size), "table length"
         for number, block in enumerate(row.block_table.tolist()):
             expected = content[number * size : min(stop, (number + 1) * size)]
             actual = self.slots[block][: len(expected)]
@@ -145,7 +145,7 @@ class OracleRunner:
 
     def _write(self, row: Row) -> None:
         content = self.contents[row.request_id]
-        for position, token in enumerate(row.tokens.tolist(), row.start):
+        for position, token in enumerate(row.token_ids.tolist(), row.start):
             assert content[position][1] == token, f"wrong token in a row: {row}"
             assert content[position][0] == row.namespace, f"wrong namespace in a row: {row}"
             block, slot = row.block_table[position // self.block_size], position % self.block_size
@@ -155,7 +155,9 @@ class OracleRunner:
 
     def _sample(self, row: Row) -> int:
         content = self.contents[row.request_id]
-        assert row.start + len(row.tokens) == len(content), "sampled before the end of its tokens"
+        assert row.start + len(row.token_ids) == len(content), (
+            "sampled before the end of its tokens"
+        )
         token = content[-1][2] % self.vocab_size
         self._extend(content, row.namespace, token)
         return token
@@ -175,9 +177,9 @@ class ListJournal:
         assert record.request_id not in self.opened, "admitted twice"
         self.opened[record.request_id] = record
 
-    def committed(self, request_id: str, tokens: int) -> None:
+    def committed(self, request_id: str, num_tokens: int) -> None:
         assert request_id in self.opened, "committed before admission"
-        self.commits.setdefault(request_id, []).append(tokens)
+        self.commits.setdefault(request_id, []).append(num_tokens)
 
     def produced(self, request_id: str, output_tokens: int) -> None:
         assert output_tokens == self.outputs.get(request_id, 0) + 1, "a gap in the output"
@@ -271,7 +273,7 @@ class Bench:
 
 def ask(request_id: str, ids: Iterable[int], **fields: object) -> GenerateRequest:
     values: dict[str, object] = {"namespace": b"tenant-a", "max_tokens": 1}
-    return GenerateRequest(request_id=request_id, prompt=pack(ids), **(values | fields))
+    return GenerateRequest(request_id=request_id, prompt_token_ids=pack(ids), **(values | fields))
 
 
 def random_config(chance: random.Random) -> EngineConfig:
@@ -335,7 +337,7 @@ def random_requests(
                 chance.choice(documents)[:num_shared] + suffix,
                 namespace=chance.choice([b"tenant-a", b"tenant-b"]),
                 max_tokens=chance.choice([0, 1, 8, 30, 400, 400]),
-                read_tokens=max((b.tokens for b in breakpoints if not b.write), default=0),
+                read_tokens=max((b.num_tokens for b in breakpoints if not b.write), default=0),
                 stop_token_ids=(chance.randrange(200),),
                 breakpoints=breakpoints,
                 ignore_eos=chance.random() < 0.1,

@@ -26,7 +26,7 @@ def row(
     return Row(
         request_id=request_id,
         namespace=b"n",
-        tokens=np.array(tokens, dtype=np.int32),
+        token_ids=np.array(tokens, dtype=np.int32),
         start=start,
         block_table=np.array(blocks[:needed], dtype=np.int32),
         samples=samples,

@@ -53,7 +53,7 @@ class ScriptedRunner:
             source, target = self._blocks[copy.source], self._blocks[copy.target]
             target[: copy.num_slots] = source[: copy.num_slots]
         for row in plan.rows:
-            for position, token in enumerate(row.tokens, start=row.start):
+            for position, token in enumerate(row.token_ids, start=row.start):
                 block, slot = divmod(position, self._block_size)
                 self._blocks[int(row.block_table[block])][slot] = token
         sampled = [row for row in plan.rows if row.samples]
@@ -82,7 +82,7 @@ class ScriptedRunner:
 
     def _prompt(self, row: Row) -> bytes:
         tokens = np.concatenate([self._blocks[int(block)] for block in row.block_table])
-        return tokens[: row.start + len(row.tokens)].astype("<u4").tobytes()
+        return tokens[: row.start + len(row.token_ids)].astype("<u4").tobytes()
 
     def _empty_block(self) -> np.ndarray:
         return np.zeros(self._block_size, dtype=np.uint32)

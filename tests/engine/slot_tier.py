@@ -2,8 +2,8 @@
 
 import random
 
-from engine.lease import StoredPrefix
-from engine.tiers.store import LeaseStore
+from engine.lease_types import StoredPrefix
+from engine.tiers.lease_store import LeaseStore
 from engine.tiers.tier import Costs, Recovered
 
 ALWAYS_PAYS = Costs(prefill_tokens=1.0, tier_bytes={"host": 1e18, "disk": 1e18})

@@ -117,7 +117,7 @@ def test_a_stop_token_is_the_last_output_token_and_is_counted() -> None:
 
     events = here.run(ask("r", range(5), max_tokens=9, stop_token_ids=(third,)))
 
-    assert of(events, Tokens)[-1].ids == (third,)
+    assert of(events, Tokens)[-1].token_ids == (third,)
     assert (events[-1].reason, events[-1].record.output_tokens) == ("stop_token", 3)
 
 
@@ -127,7 +127,7 @@ def test_max_tokens_zero_computes_the_prompt_and_commits_its_breakpoints() -> No
     events = here.run(ask("r", range(10), max_tokens=0, breakpoints=(write(7), write(10))))
 
     assert of(events, Tokens) == []
-    assert [event.tokens for event in of(events, Committed)] == [7, 10]
+    assert [event.num_tokens for event in of(events, Committed)] == [7, 10]
     assert events[-1].reason == "max_tokens"
     assert here.core.stats()["leases_live"] == 2
 
@@ -314,7 +314,7 @@ def test_a_stall_ends_leases_and_then_requests_until_the_core_is_idle(caplog) ->
     here.step()
     here.submit(ask("waiting", range(60, 68)))
     # A bug that no rule excludes: somebody pins the whole pool and never lets go.
-    pool = here.core.scheduler.pool
+    pool = here.core.scheduler.tables.pool
     for block in range(pool.num_blocks):
         pool.pin(block)
     here.core.scheduler._preempt(here.core.scheduler.running[-1])

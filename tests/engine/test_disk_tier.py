@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.lease import StoredPrefix, owner_of
-from engine.tiers.disk import RETRY_MS, DiskTier
+from engine.lease_types import StoredPrefix, owner_of
+from engine.tiers.disk_tier import RETRY_MS, DiskTier
 from engine.tiers.lease_files import Origin
 from tests.engine.harness import Clock
 
@@ -232,3 +232,67 @@ def test_a_folder_that_cannot_be_is_a_failed_save_and_no_error(disk):
     with disk.engine() as (tier, recovered):
         assert recovered == []
         assert keep(tier, prefix(), disk.clock() + 60_000) == [(prefix().key, False)]
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_and_is_counted(disk):
+    with disk.engine() as (tier, _):
+        keep(tier, prefix(), disk.clock() + 60_000)
+        (path,) = disk.folder.iterdir()
+        path.unlink()
+
+        assert tier.load(prefix().key) is None
+        assert tier.stats()["lease_files_corrupt_total"] == 1
+
+
+def test_a_file_that_was_cut_short_while_the_engine_runs_is_not_taken(disk):
+    with disk.engine() as (tier, _):
+        keep(tier, prefix(), disk.clock() + 60_000)
+        (path,) = disk.folder.iterdir()
+        path.write_bytes(path.read_bytes()[:4_000])
+
+        assert tier.load(prefix().key) is None
+        assert tier.stats()["lease_files_corrupt_total"] == 1
+
+
+def test_a_file_of_another_name_is_counted_as_foreign(disk):
+    disk.save()
+    (path,) = disk.folder.iterdir()
+    path.rename(path.with_name("copy.lease"))
+
+    with disk.engine() as (tier, recovered):
+        assert recovered == []
+        assert tier.stats()["lease_files_foreign_total"] == 1
+
+
+def test_what_is_not_there_is_extended_and_dropped_without_effect(disk):
+    with disk.engine() as (tier, _):
+        tier.extend(prefix().key, disk.clock() + 60_000)
+        tier.drop(prefix().key)
+
+        assert tier.free_bytes == 1 << 20
+
+
+def test_a_file_that_cannot_be_renamed_keeps_its_shorter_life(disk):
+    with disk.engine() as (tier, _):
+        keep(tier, prefix(), disk.clock() + 60_000)
+        (path,) = disk.folder.iterdir()
+        kept = path.read_bytes()
+        path.unlink()
+        tier.extend(prefix().key, disk.clock() + 90_000)
+        tier.settle()
+    path.write_bytes(kept)
+
+    with disk.engine() as (_, recovered):
+        assert [each.deadline_ms for each in recovered] == [disk.clock() + 60_000]
+
+
+def test_a_file_that_cannot_be_removed_costs_nothing_but_its_place(disk):
+    with disk.engine() as (tier, _):
+        keep(tier, prefix(), disk.clock() + 60_000)
+        (path,) = disk.folder.iterdir()
+        path.unlink()
+        path.mkdir()  # a folder cannot be unlinked
+        tier.drop(prefix().key)
+
+        assert tier.free_bytes == 1 << 20
+        path.rmdir()

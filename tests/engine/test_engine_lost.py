@@ -34,14 +34,14 @@ async def test_the_journal_knows_what_a_killed_engine_had_told(num_seen, tmp_pat
     client = connect_engine(f"unix:{tmp_path / 'engine.sock'}")
     with doomed_engine(tmp_path, stall_at=num_seen):
         first_info = await client.ready(30)
-        generation = client.generate(request)
-        async for event in generation:
+        stream = client.generate(request)
+        async for event in stream:
             seen.append(type(event))
             if seen.count(Committed) == 2 and seen.count(Tokens) == num_seen:
                 break
 
     with pytest.raises(EngineLost):
-        await anext(generation)
+        await anext(stream)
 
     with running_engine(ScriptedRunner(), small_config(), Clock(), tmp_path) as engine:
         assert await client.ready(30) == engine.info != first_info
@@ -49,5 +49,8 @@ async def test_the_journal_knows_what_a_killed_engine_had_told(num_seen, tmp_pat
         await client.close()
     assert (lost.finish_reason, lost.output_tokens) == ("engine_lost", num_seen)
     assert lost.engine_boot_id == first_info.engine_boot_id
-    assert [(grant.tokens, grant.committed) for grant in lost.grants] == [(16, True), (20, True)]
+    assert [(grant.num_tokens, grant.committed) for grant in lost.grants] == [
+        (16, True),
+        (20, True),
+    ]
     assert lost.tokens_computed == lost.prompt_tokens == 24

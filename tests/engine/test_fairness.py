@@ -61,7 +61,7 @@ def test_tenants_with_endless_prompts_get_equal_parts_of_the_budget() -> None:
     for plan in here.runner.plans:
         for row in plan.rows:
             if row.output_index == 0:
-                computed[row.namespace] += len(row.tokens)
+                computed[row.namespace] += len(row.token_ids)
     assert abs(computed[b"many"] - computed[b"few"]) <= 3 * 16
     here.drain()
 

@@ -13,10 +13,35 @@ from engine.link.frames import (
     Abort,
     ClientMessage,
     EngineMessage,
+    Fault,
     Finish,
+    Found,
     FrameReader,
+    Gauges,
+    Hello,
+    Lookup,
+    Reports,
+    Stats,
+    StepFrame,
+    Submit,
+    Unpin,
+    Unpinned,
     encode_client,
     encode_engine,
+)
+from engine.protocol import (
+    Admitted,
+    Breakpoint,
+    Committed,
+    EngineInfo,
+    EngineRecord,
+    Finished,
+    GenerateRequest,
+    Grant,
+    LeaseReport,
+    Rejected,
+    Sampling,
+    Tokens,
 )
 
 SCALARS = {
@@ -132,3 +157,212 @@ def test_what_cannot_be_framed_is_refused_by_the_sender():
         encode_client(Finish("req_1", 2**70))
     with pytest.raises(FrameError, match="Cannot be framed"):
         encode_client(Abort("\ud800"))
+
+
+REQUEST = GenerateRequest(
+    request_id="req_1",
+    namespace=b"n",
+    prompt_token_ids=b"\1\0\0\0\2\0\0\0",
+    max_tokens=5,
+    read_tokens=1,
+    sampling=Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=7),
+    stop_token_ids=(9,),
+    breakpoints=(Breakpoint(num_tokens=2, ttl_ms=300_000, write=True, persist=True),),
+    ignore_eos=True,
+)
+GRANT = Grant(
+    num_tokens=2, write=True, outcome="refused", reason="quota", committed=True, lease_id="lse_1"
+)
+RECORD = EngineRecord(
+    request_id="req_1",
+    engine_boot_id="eng_1",
+    prompt_tokens=2,
+    read_tokens=1,
+    tokens_reused_promised=1,
+    tokens_reused_gift=0,
+    tokens_read_recomputed=0,
+    tokens_computed=1,
+    grants=(GRANT,),
+    output_tokens=3,
+    overrun_tokens=4,
+    finish_reason="max_tokens",
+    tokens_recomputed_preemption=5,
+    num_preemptions=6,
+    reads_by_tier={"disk": 1},
+    queued_ms=8,
+)
+REPORT = LeaseReport(
+    lease_id="lse_1",
+    request_id="req_1",
+    num_tokens=2,
+    reason="expired",
+    tier="device",
+    num_bytes=64,
+    idle_block_ms=10,
+    contended_block_ms=11,
+)
+INFO = EngineInfo(
+    engine_id="engine_1",
+    engine_boot_id="eng_1",
+    model_id="m",
+    weights_digest="d",
+    vocab_size=10,
+    max_model_len=20,
+    max_request_tokens=30,
+    block_size=16,
+    num_blocks=40,
+    pin_cap_blocks=50,
+    dtype="float32",
+    device="cpu",
+    stop_token_ids=(9,),
+    default_sampling=Sampling(),
+)
+GRANT_KEYS = {
+    "tokens": 2,
+    "write": True,
+    "outcome": "refused",
+    "reason": "quota",
+    "committed": True,
+    "lease_id": "lse_1",
+}
+RECORD_KEYS = {
+    "request_id": "req_1",
+    "engine_boot_id": "eng_1",
+    "prompt_tokens": 2,
+    "read_tokens": 1,
+    "tokens_reused_promised": 1,
+    "tokens_reused_gift": 0,
+    "tokens_read_recomputed": 0,
+    "tokens_computed": 1,
+    "grants": [GRANT_KEYS],
+    "output_tokens": 3,
+    "overrun_tokens": 4,
+    "finish_reason": "max_tokens",
+    "tokens_recomputed_preemption": 5,
+    "num_preemptions": 6,
+    "reads_by_tier": {"disk": 1},
+    "queued_ms": 8,
+}
+REPORT_KEYS = {
+    "lease_id": "lse_1",
+    "request_id": "req_1",
+    "tokens": 2,
+    "reason": "expired",
+    "tier": "device",
+    "num_bytes": 64,
+    "idle_block_ms": 10,
+    "contended_block_ms": 11,
+}
+CLIENT_FRAMES = [
+    (Hello(), {"t": "hello", "version": 1, "info": None}),
+    (
+        Submit(REQUEST),
+        {
+            "t": "submit",
+            "request": {
+                "request_id": "req_1",
+                "namespace": b"n",
+                "prompt": b"\1\0\0\0\2\0\0\0",
+                "max_tokens": 5,
+                "read_tokens": 1,
+                "sampling": {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 7},
+                "stop_token_ids": [9],
+                "breakpoints": [{"tokens": 2, "ttl_ms": 300_000, "write": True, "persist": True}],
+                "ignore_eos": True,
+            },
+        },
+    ),
+    (Abort("req_1"), {"t": "abort", "request_id": "req_1"}),
+    (Finish("req_1", 3), {"t": "finish", "request_id": "req_1", "output_tokens": 3}),
+    (Lookup(1, ("req_1",)), {"t": "lookup", "call": 1, "request_ids": ["req_1"]}),
+    (Stats(2), {"t": "stats", "call": 2}),
+    (
+        Unpin(3, ("lse_1",), (b"n",)),
+        {"t": "unpin", "call": 3, "lease_ids": ["lse_1"], "namespaces": [b"n"]},
+    ),
+]
+ENGINE_FRAMES = [
+    (
+        Hello(info=INFO),
+        {
+            "t": "hello",
+            "version": 1,
+            "info": {
+                "engine_id": "engine_1",
+                "engine_boot_id": "eng_1",
+                "model_id": "m",
+                "weights_digest": "d",
+                "vocab_size": 10,
+                "max_model_len": 20,
+                "max_request_tokens": 30,
+                "block_size": 16,
+                "num_blocks": 40,
+                "pin_cap_blocks": 50,
+                "dtype": "float32",
+                "device": "cpu",
+                "stop_token_ids": [9],
+                "default_sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": None},
+            },
+        },
+    ),
+    (
+        StepFrame(
+            (
+                Admitted("req_1", (GRANT,), 1),
+                Committed("req_1", 2),
+                Tokens("req_1", (4, 5)),
+                Finished("req_1", "max_tokens", RECORD),
+                Rejected("req_2", "overloaded", "full"),
+            )
+        ),
+        {
+            "t": "step",
+            "events": [
+                {
+                    "t": "admitted",
+                    "request_id": "req_1",
+                    "grants": [GRANT_KEYS],
+                    "tokens_reused": 1,
+                },
+                {"t": "committed", "request_id": "req_1", "tokens": 2},
+                {"t": "tokens", "request_id": "req_1", "ids": [4, 5]},
+                {
+                    "t": "finished",
+                    "request_id": "req_1",
+                    "reason": "max_tokens",
+                    "record": RECORD_KEYS,
+                    "message": None,
+                },
+                {
+                    "t": "rejected",
+                    "request_id": "req_2",
+                    "code": "overloaded",
+                    "message": "full",
+                },
+            ],
+        },
+    ),
+    (
+        Found(1, {"req_1": RECORD, "req_2": None}),
+        {"t": "found", "call": 1, "records": {"req_1": RECORD_KEYS, "req_2": None}},
+    ),
+    (Gauges(2, {"g": 1.0}), {"t": "gauges", "call": 2, "gauges": {"g": 1.0}}),
+    (Unpinned(3, 1), {"t": "unpinned", "call": 3, "num_leases": 1}),
+    (Reports((REPORT,)), {"t": "reports", "reports": [REPORT_KEYS]}),
+    (Fault("why"), {"t": "fault", "message": "why"}),
+]
+
+
+@pytest.mark.parametrize(("message", "data"), CLIENT_FRAMES)
+def test_the_bytes_of_every_client_frame_are_pinned(message, data):
+    assert encode_client(message) == frame(data)
+
+
+@pytest.mark.parametrize(("message", "data"), ENGINE_FRAMES)
+def test_the_bytes_of_every_engine_frame_are_pinned(message, data):
+    assert encode_engine(message) == frame(data)
+
+
+def test_every_kind_of_frame_has_its_bytes_pinned():
+    assert {type(message) for message, _ in CLIENT_FRAMES} == set(get_args(ClientMessage))
+    assert {type(message) for message, _ in ENGINE_FRAMES} == set(get_args(EngineMessage))

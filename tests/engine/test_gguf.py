@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelFileError
-from engine.models.gguf import GGUFFile
+from engine.model_files.gguf import GGUFFile
 
 F32, F16, Q4_1, Q8_0 = 0, 1, 3, 8
 

@@ -21,8 +21,8 @@ def record(request_id, **changes):
             tokens_read_recomputed=0,
             tokens_computed=24,
             grants=(
-                Grant(tokens=32, write=True, outcome="granted"),
-                Grant(tokens=40, write=True, outcome="granted"),
+                Grant(num_tokens=32, write=True, outcome="granted"),
+                Grant(num_tokens=40, write=True, outcome="granted"),
             ),
             output_tokens=0,
             overrun_tokens=0,
@@ -73,6 +73,49 @@ def test_a_request_left_open_is_closed_as_lost_with_its_last_facts(folder):
     assert [grant.committed for grant in lost.grants] == [True, False]
     assert lost.engine_boot_id == "eng_1"
     journal.close()
+
+
+def test_the_bytes_of_every_journal_line_are_pinned(folder):
+    journal = Journal(folder)
+    journal.admitted(record("req_1"))
+    journal.committed("req_1", 32)
+    journal.produced("req_1", 3)
+    journal.finished(record("req_1", output_tokens=3, finish_reason="max_tokens"))
+    journal.reported(LeaseReport("lse_1", "req_1", 32, "expired", "device", 64, 10, 11))
+    journal.close()
+
+    facts = (
+        '"request_id":"req_1","engine_boot_id":"eng_1","prompt_tokens":40,"read_tokens":16,'
+        '"tokens_reused_promised":16,"tokens_reused_gift":0,"tokens_read_recomputed":0,'
+        '"tokens_computed":24,"grants":['
+        '{"tokens":32,"write":true,"outcome":"granted","reason":null,"committed":false,'
+        '"lease_id":null},'
+        '{"tokens":40,"write":true,"outcome":"granted","reason":null,"committed":false,'
+        '"lease_id":null}],'
+    )
+    later = '"tokens_recomputed_preemption":0,"num_preemptions":0,"reads_by_tier":{},"queued_ms":0'
+    ended = '"output_tokens":3,"overrun_tokens":0,"finish_reason":"max_tokens",'
+    began = '"output_tokens":0,"overrun_tokens":0,"finish_reason":"error",'
+    lines = {
+        kind: [
+            line.partition(" ")[2]
+            for number in segment_numbers(folder, kind)
+            for line in segment_path(folder, kind, number).read_text().splitlines()
+        ]
+        for kind in ("open", "closed", "lease")
+    }
+    assert lines == {
+        "open": [
+            f'{{"admitted":{{{facts}{began}{later}}}}}',
+            '{"committed":"req_1","tokens":32}',
+            '{"produced":{"req_1":3}}',
+        ],
+        "closed": [f"{{{facts}{ended}{later}}}"],
+        "lease": [
+            '{"lease_id":"lse_1","request_id":"req_1","tokens":32,"reason":"expired",'
+            '"tier":"device","num_bytes":64,"idle_block_ms":10,"contended_block_ms":11}'
+        ],
+    }
 
 
 def test_a_torn_last_line_is_no_line(folder):

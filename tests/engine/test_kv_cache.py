@@ -6,32 +6,17 @@ import torch
 
 from engine.compute.kv_cache import KVCache, bytes_per_block
 from engine.errors import KVCacheTooLarge
-from engine.models.llama_config import LlamaConfig
+from engine.models.model import ModelShape
 from engine.plan import BlockCopy
 
-CONFIG = LlamaConfig(
-    vocab_size=100,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    rope_scaling=None,
-    tie_word_embeddings=True,
-    attention_bias=False,
-    mlp_bias=False,
-)
+SHAPE = ModelShape(vocab_size=100, max_model_len=64, num_layers=3, num_kv_heads=2, head_dim=8)
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def cache() -> KVCache:
     """Five blocks whose slots hold their own block's number."""
-    cache = KVCache(CONFIG, num_blocks=5, block_size=16, dtype=torch.float32, device=CPU)
+    cache = KVCache(SHAPE, num_blocks=5, block_size=16, dtype=torch.float32, device=CPU)
     for layer in range(3):
         for block in range(5):
             rows = cache.slot_rows(np.full(16, block), np.arange(16))
@@ -41,17 +26,17 @@ def cache() -> KVCache:
 
 def contents(cache: KVCache, block: int, layer: int) -> torch.Tensor:
     """[2, kv_heads, 16, head_dim] of one block."""
-    return cache.gather(layer, cache.tile_rows(np.array([[block]])), 1)[0]
+    return cache.gather(layer, cache.head_block_rows(np.array([[block]])), 1)[0]
 
 
 def test_a_block_takes_the_bytes_of_its_kv_over_all_layers() -> None:
-    assert bytes_per_block(CONFIG, torch.float32, 16) == 2 * 3 * 2 * 16 * 8 * 4
-    assert bytes_per_block(CONFIG, torch.bfloat16, 16) == 2 * 3 * 2 * 16 * 8 * 2
+    assert bytes_per_block(SHAPE, torch.float32, 16) == 2 * 3 * 2 * 16 * 8 * 4
+    assert bytes_per_block(SHAPE, torch.bfloat16, 16) == 2 * 3 * 2 * 16 * 8 * 2
 
 
 def test_a_pool_beyond_memory_is_refused_in_one_sentence() -> None:
     with pytest.raises(KVCacheTooLarge, match="name a smaller --kv-cache-memory"):
-        KVCache(CONFIG, num_blocks=2**40, block_size=16, dtype=torch.float32, device=CPU)
+        KVCache(SHAPE, num_blocks=2**40, block_size=16, dtype=torch.float32, device=CPU)
 
 
 def test_a_copy_moves_the_first_slots_of_every_layer_and_clears_the_rest(cache: KVCache) -> None:
@@ -82,7 +67,7 @@ def test_keys_and_values_of_each_head_come_back_where_they_were_written(cache: K
     kv = torch.arange(2 * 4 * 8, dtype=torch.float32).view(2, 4, 8)  # two tokens
     cache.write(1, cache.slot_rows(np.array([4, 0]), np.array([15, 0])), kv)
 
-    found = cache.gather(1, cache.tile_rows(np.array([[4, 0]])), 1)  # slots 15 and 16
+    found = cache.gather(1, cache.head_block_rows(np.array([[4, 0]])), 1)  # slots 15 and 16
 
     assert found.shape == (1, 2, 2, 32, 8)
     torch.testing.assert_close(found[0, :, :, 15], kv[0].view(2, 2, 8))

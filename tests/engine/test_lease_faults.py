@@ -1,4 +1,4 @@
-"""What broke in other engines around leases and tiers: one test a row of the fault table."""
+"""What broke in other engines around leases and tiers, by its row in docs/cases/engine.md."""
 
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ from safetensors.numpy import save_file
 from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
 from engine.compute.loading import load_model
 from engine.errors import ModelFileError
-from engine.lease import Lease, owner_of
+from engine.lease_types import Lease, owner_of
 from engine.protocol import Breakpoint, EngineRecord, Finished
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 from engine.tiers.tier import Costs
 from tests.engine.oracle import Bench, ask, small_config
 from tests.engine.slot_tier import ALWAYS_PAYS, SlotTier, slot_store
@@ -271,9 +271,10 @@ def test_row_26_who_was_resumed_beyond_the_budget_of_a_failed_step_ends_with_it(
     here.submit(ask("reader", range(20), read_tokens=14, max_tokens=9))
     here.step()
     scheduler = here.core.scheduler
+    pool = scheduler.tables.pool
     scheduler._preempt(scheduler.running[-1])
-    scheduler.leases.give_up()
-    scheduler.pool.release([scheduler.pool.allocate() for _ in range(scheduler.pool.num_free)])
+    here.core.leases.unpin_spilled()
+    pool.release([pool.allocate() for _ in range(pool.num_free)])
     here.runner.fails_next = True
 
     events = here.step()
@@ -362,7 +363,7 @@ def test_a_lease_that_begins_to_persist_is_copied_from_the_tier_that_has_it() ->
     here = bench(host, disk)
     here.run(ask("short", range(14), breakpoints=(write(14, persist=False),)))
     here.step()
-    here.core.scheduler.leases.give_up()
+    here.core.leases.unpin_spilled()
     crowd(here)
 
     here.run(ask("long", range(20), read_tokens=14, breakpoints=(read(14, 3_600_000),)))
@@ -392,7 +393,7 @@ def test_a_lease_whose_copy_turns_out_damaged_at_its_refresh_is_leased_anew() ->
     here = bench(host, disk)
     first = record_of(here.run(ask("short", range(14), breakpoints=(write(14, persist=False),))))
     here.step()
-    here.core.scheduler.leases.give_up()
+    here.core.leases.unpin_spilled()
     host.load = lambda key: None  # its blocks are still in the pool
 
     second = record_of(here.run(ask("long", range(14), read_tokens=14, breakpoints=(write(14),))))

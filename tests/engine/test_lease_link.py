@@ -75,7 +75,7 @@ async def test_an_idle_engine_reports_a_lease_when_it_expires(engine, clock):
         assert await next_report(client) == LeaseReport(
             lease_id=lease_id,
             request_id="req_1",
-            tokens=16,
+            num_tokens=16,
             reason="expired",
             tier="device",
             num_bytes=1,

@@ -2,8 +2,8 @@
 
 import gc
 
-from engine.lease import Lease
-from engine.leases.table import LeaseTable
+from engine.lease_types import Lease
+from engine.leases.lease_table import LeaseTable
 
 HOUR_MS = 3_600_000
 

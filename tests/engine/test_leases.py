@@ -5,9 +5,9 @@ import pytest
 
 from engine.blocks.pool import BlockPool
 from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain, PrefixIndex
-from engine.leases.book import LeaseBook
+from engine.leases.leases import Leases
 from engine.protocol import Breakpoint
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 from tests.engine.oracle import small_config
 
 
@@ -17,13 +17,13 @@ class Book:
     def __init__(self, *, num_matched: int = 0, **changes: object) -> None:
         self.config = small_config(**changes)
         self.pool = BlockPool(self.config.num_blocks, PrefixIndex(4))
-        self.leases = LeaseBook(self.config, self.pool, LeaseStore())
+        self.leases = Leases(self.config, self.pool, LeaseStore())
         self.table = [self.pool.allocate() for _ in range(12)]
         self.matched = self.table[:num_matched]
         self.chain = PrefixChain(b"tenant", np.arange(48, dtype=TOKEN_DTYPE), 4)
 
     def answer(self, reservation, tokens: int, deadline_ms: int = 100, chain=None):
-        grant = self.leases.answer(
+        grant = self.leases.decide(
             Breakpoint(tokens, 0, write=True),
             (chain or self.chain).at(tokens),
             reservation,
@@ -37,7 +37,7 @@ class Book:
         self.leases.commit(
             reservation,
             self.chain.at(tokens),
-            tokens=tokens,
+            num_tokens=tokens,
             table=self.table,
             deadline_ms=deadline_ms,
         )

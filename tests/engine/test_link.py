@@ -19,7 +19,7 @@ from engine.client import (
     connect_engine,
 )
 from engine.link.address import AddressError, listen
-from engine.link.connection import MAX_UNSENT_BYTES, Link
+from engine.link.client_socket import MAX_UNSENT_BYTES, ClientSocket
 from engine.link.frames import (
     Abort,
     EngineMessage,
@@ -70,12 +70,12 @@ async def connected(engine):
         await client.close()
 
 
-async def events_of(generation):
-    return [event async for event in generation]
+async def events_of(stream):
+    return [event async for event in stream]
 
 
-async def first_token(generation):
-    async for event in generation:
+async def first_token(stream):
+    async for event in stream:
         if isinstance(event, Tokens):
             return
 
@@ -109,7 +109,9 @@ async def test_a_script_sees_the_whole_prompt_reused_blocks_included(engine, run
         for request_id in ("req_1", "req_2"):
             request = generate_request(request_id, 40, max_tokens=2, breakpoints=marks)
             events = await events_of(client.generate(request))
-            output = [id_ for event in events if isinstance(event, Tokens) for id_ in event.ids]
+            output = [
+                id_ for event in events if isinstance(event, Tokens) for id_ in event.token_ids
+            ]
             assert output == [40, 139]
 
         assert events[-1].record.tokens_reused_gift == 37
@@ -134,12 +136,12 @@ async def test_the_end_of_a_link_aborts_its_requests_and_closes_their_records(en
     runner.pace_seconds = 0.01
     async with connected(engine) as watcher:
         async with connected(engine) as client:
-            generation = client.generate(generate_request("req_1", max_tokens=400))
-            await first_token(generation)
+            stream = client.generate(generate_request("req_1", max_tokens=400))
+            await first_token(stream)
             assert (await watcher.lookup(["req_1"])) == {"req_1": None}
 
         with pytest.raises(EngineLost):
-            await events_of(generation)
+            await events_of(stream)
 
         record = await closed_record(watcher, "req_1")
         assert record.finish_reason == "aborted"
@@ -175,24 +177,24 @@ async def test_a_thrown_away_generation_is_aborted(engine, runner):
 async def test_a_cancelled_wait_loses_no_event(engine, runner):
     runner.gate.clear()
     async with connected(engine) as client:
-        generation = client.generate(generate_request("req_1"))
-        waiting = asyncio.ensure_future(anext(generation))
+        stream = client.generate(generate_request("req_1"))
+        waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         waiting.cancel()
 
         runner.gate.set()
 
-        assert len(await events_of(generation)) == 5
+        assert len(await events_of(stream)) == 5
 
 
 async def test_finish_keeps_the_output_up_to_the_stop_string(engine, runner):
     runner.pace_seconds = 0.01
     async with connected(engine) as client:
-        generation = client.generate(generate_request("req_1", max_tokens=400))
-        await first_token(generation)
-        generation.finish(1)
+        stream = client.generate(generate_request("req_1", max_tokens=400))
+        await first_token(stream)
+        stream.finish(1)
 
-        record = (await events_of(generation))[-1].record
+        record = (await events_of(stream))[-1].record
 
     assert (record.finish_reason, record.output_tokens) == ("finished", 1)
 
@@ -227,13 +229,13 @@ async def test_a_request_id_is_used_once(engine, runner):
 async def test_a_link_cannot_end_the_requests_of_another(engine, runner):
     runner.pace_seconds = 0.01
     async with connected(engine) as client:
-        generation = client.generate(generate_request("req_1", max_tokens=20))
+        stream = client.generate(generate_request("req_1", max_tokens=20))
         with raw_link(engine) as link:
             link.sendall(encode_client(Abort("req_1")) + encode_client(Finish("req_1", 0)))
             link.sendall(encode_client(Stats(1)))
             link.recv(1)
 
-            assert (await events_of(generation))[-1].reason == "max_tokens"
+            assert (await events_of(stream))[-1].reason == "max_tokens"
 
 
 async def test_a_lease_expires_in_an_idle_engine(engine, clock):
@@ -258,9 +260,9 @@ async def test_an_engine_that_stops_closes_what_runs(runner, clock, tmp_path):
     with running_engine(runner, small_config(), clock, tmp_path) as engine:
         client = connect_engine(engine.url)
         await client.ready(10)
-        generation = client.generate(generate_request("req_1", max_tokens=400))
-        await first_token(generation)
-    events = await events_of(generation)
+        stream = client.generate(generate_request("req_1", max_tokens=400))
+        await first_token(stream)
+    events = await events_of(stream)
     assert events[-1].reason == "aborted"
 
     with running_engine(runner, small_config(), clock, tmp_path) as engine:
@@ -426,7 +428,7 @@ async def test_a_cut_frame_ends_with_its_link(engine):
 
 def test_a_client_that_does_not_read_is_dropped():
     ours, theirs = socket.socketpair()
-    link = Link(ours)
+    link = ClientSocket(ours)
     megabyte = Fault("x" * (1 << 20))
 
     num_sent = 0

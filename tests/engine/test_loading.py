@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from engine.compute.loading import LoadedModel, load_model
 from engine.errors import ModelFileError, UnsupportedModel
-from engine.models.model_folder import write_manifest
+from engine.model_files.model_folder import write_manifest
 from engine.protocol import Sampling
 from tests.engine.tiny_model import write_tiny_model
 
@@ -52,14 +52,14 @@ def shard(folder: Path) -> None:
 
 def logits(loaded: LoadedModel) -> torch.Tensor:
     """Some output of the model: one token that attends to itself."""
-    model = loaded.model
+    model = loaded.backend.model
 
     def attend_to_self(q: torch.Tensor, kv: torch.Tensor, layer: int) -> torch.Tensor:
         values = kv[:, kv.shape[1] // 2 :]
         return values.repeat_interleave(q.shape[1] // values.shape[1], 1).flatten(1)
 
     zero = torch.zeros(1, dtype=torch.int64)
-    return model.forward(torch.tensor([7]), zero, attend_to_self, zero)
+    return model.compute(torch.tensor([7]), zero, attend_to_self, zero)
 
 
 def test_shards_load_as_one_file_does(folder: Path) -> None:

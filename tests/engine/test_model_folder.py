@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelFileError
-from engine.models.model_folder import MANIFEST, check_contents, ensure_folder
+from engine.model_files.model_folder import MANIFEST, check_contents, ensure_folder
 
 
 def build(folder: Path) -> None:

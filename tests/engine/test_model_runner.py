@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.compute.backend import Backend
 from engine.compute.loading import load_model
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
-from engine.models.llama import Llama
 from engine.plan import BlockCopy, Plan, Row
 from engine.protocol import Sampling
 from tests.engine.naive_llama import naive_logits
@@ -25,12 +25,12 @@ PROMPT = list(range(200, 239))
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_folder: Path) -> Llama:
-    return load_model(tiny_folder, dtype=torch.float32, device=torch.device("cpu")).model
+def tiny(tiny_folder: Path) -> Backend:
+    return load_model(tiny_folder, dtype=torch.float32, device=torch.device("cpu")).backend
 
 
 @pytest.fixture
-def runner(tiny: Llama) -> ModelRunner:
+def runner(tiny: Backend) -> ModelRunner:
     return ModelRunner(tiny, CONFIG, entropy=b"entropy")
 
 

@@ -158,6 +158,17 @@ def test_a_library_without_our_calls_is_a_reason_and_is_not_kept(
     assert list((tmp_path / "kernels").iterdir()) == []
 
 
+def test_a_library_with_another_layout_is_a_reason_and_is_not_kept(
+    tmp_path: Path, compiler: Path
+) -> None:
+    compiler.write_text('#!/bin/sh\nexec cc "$@" -fpack-struct\n')
+
+    found = reason(tmp_path / "kernels", compiler)
+
+    assert found.endswith(": model has offset and size (0, 140) in C and (0, 144) in Python")
+    assert list((tmp_path / "kernels").iterdir()) == []
+
+
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
 def test_a_file_that_was_cut_short_is_compiled_again(
     tmp_path: Path, compiler: Path, share: float

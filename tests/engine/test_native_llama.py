@@ -9,9 +9,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from engine.compute.native.library import Library
-from engine.compute.native.llama import require_supported
+from engine.compute.native.native_llama import require_supported
 from engine.errors import KernelsUnavailable
-from engine.models.llama_config import LlamaConfig
+from engine.models.registry import find_architecture
 from engine.plan import Row
 from tests.engine.native_models import CPU, Trio, trio
 from tests.engine.rows import row
@@ -249,7 +249,7 @@ def test_a_plan_that_reaches_outside_is_refused(models: Trio, bad: Row, complain
 def test_what_the_kernels_do_not_take_is_declined_with_its_reason(
     tmp_path: Path, changes: dict[str, object], options: dict[str, object], reason: str
 ) -> None:
-    config = LlamaConfig.read(write_tiny_model(tmp_path, **(SHAPE | changes)))
+    _, config = find_architecture(write_tiny_model(tmp_path, **(SHAPE | changes)))
     asked = {"dtype": torch.bfloat16, "device": CPU, "block_size": 16} | options
 
     with pytest.raises(KernelsUnavailable) as caught:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from engine.blocks.prefix_index import TOKEN_DTYPE, PrefixChain
-from engine.lease import owner_of
+from engine.lease_types import owner_of
 from engine.protocol import Admitted, Committed, Finished, Rejected, Tokens
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 from tests.engine.oracle import Bench, OracleRunner, random_config, random_requests, unpack
 from tests.engine.slot_tier import SlotTier, slot_store
 
@@ -26,8 +26,8 @@ class Promises:
         self.deadlines: dict[tuple[bytes, bytes], int] = {}
 
     def extend(self, request, tokens: int, submitted_ms: int, *, is_new: bool) -> None:
-        prefix = (request.namespace, request.prompt[: tokens * 4])
-        (ttl_ms,) = [b.ttl_ms for b in request.breakpoints if b.tokens == tokens]
+        prefix = (request.namespace, request.prompt_token_ids[: tokens * 4])
+        (ttl_ms,) = [b.ttl_ms for b in request.breakpoints if b.num_tokens == tokens]
         deadline_ms = submitted_ms + ttl_ms + self.bench.config.lease_grace_ms
         assert is_new or prefix in self.deadlines, f"refreshed a lease that is not: {prefix}"
         self.deadlines[prefix] = max(self.deadlines.get(prefix, 0), deadline_ms)
@@ -54,10 +54,10 @@ class Promises:
         namespace, prompt = chance.choice(list(self.deadlines))
         tokens = np.array([*unpack(prompt), 0], dtype=TOKEN_DTYPE)
         chain = PrefixChain(namespace, tokens, self.bench.config.block_size)
-        match = self.bench.core.scheduler.index.match(chain, len(tokens))
-        stored = self.store.find(chain, len(tokens), matched=match.tokens)
+        match = self.bench.core.scheduler.tables.index.match(chain, len(tokens))
+        stored = self.store.find(chain, len(tokens), matched=match.num_tokens)
         longest = {chain.at(length).key for length in (len(tokens) - 1, len(tokens))}
-        is_whole = match.tokens == len(tokens) - 1 or stored in longest
+        is_whole = match.num_tokens == len(tokens) - 1 or stored in longest
         assert is_whole, f"a live lease is not readable: {match}"
 
 
@@ -69,7 +69,7 @@ class Meter:
         self.block_ms = 0
 
     def pass_time(self, ms: int) -> None:
-        self.block_ms += ms * self.bench.core.scheduler.leases.meter.num_leased_blocks()
+        self.block_ms += ms * self.bench.core.leases.meter.num_leased_blocks()
 
     def check(self) -> None:
         totals: dict[str, int] = {}
@@ -167,7 +167,7 @@ class Scenario:
         if self.chance.random() < 0.03:
             self.unpin()
         if self.chance.random() < 0.1:  # as if blocks were short
-            self.bench.core.scheduler.leases.give_up()
+            self.bench.core.leases.unpin_spilled()
 
     def unpin(self) -> None:
         """End some lease by id or all of a namespace, also what ended before."""
@@ -189,7 +189,7 @@ class Scenario:
         self.bench.boot()
         self.promises.store = self.store
         stored = [kept[0] for kept in self.tier.kept.values()]
-        kept = {(prefix.owner, prefix.tokens) for prefix in stored}
+        kept = {(prefix.owner, prefix.token_ids) for prefix in stored}
         self.promises.keep_only(kept)
 
     def step(self):
@@ -208,7 +208,7 @@ class Scenario:
         ended = [report for report in reports if report.reason in ("lost", "unpinned")]
         for report in ended:
             request = self.requests[report.request_id]
-            self.promises.end(request.namespace, request.prompt[: report.tokens * 4])
+            self.promises.end(request.namespace, request.prompt_token_ids[: report.num_tokens * 4])
         return {report.lease_id for report in ended}
 
     def take(self, event) -> None:
@@ -218,15 +218,17 @@ class Scenario:
         if isinstance(event, Admitted):
             self.take_admission(event)
         elif isinstance(event, Committed):
-            (grant,) = [g for g in self.admissions[request_id].grants if g.tokens == event.tokens]
+            (grant,) = [
+                g for g in self.admissions[request_id].grants if g.num_tokens == event.num_tokens
+            ]
             assert grant.outcome != "refused"
             if grant.outcome == "granted":
                 submitted_ms = self.submitted_ms[request_id]
-                self.promises.extend(request, event.tokens, submitted_ms, is_new=True)
-            self.commits.setdefault(request_id, []).append(event.tokens)
+                self.promises.extend(request, event.num_tokens, submitted_ms, is_new=True)
+            self.commits.setdefault(request_id, []).append(event.num_tokens)
         elif isinstance(event, Tokens):
             assert request_id in self.admissions
-            self.output.setdefault(request_id, []).extend(event.ids)
+            self.output.setdefault(request_id, []).extend(event.token_ids)
         else:
             self.ends[request_id] = event
             self.live.remove(request_id)
@@ -255,7 +257,7 @@ class Scenario:
             assert not grant.committed
             if grant.outcome == "refreshed" and grant.lease_id not in self.lost_now:
                 submitted_ms = self.submitted_ms[event.request_id]
-                self.promises.extend(request, grant.tokens, submitted_ms, is_new=False)
+                self.promises.extend(request, grant.num_tokens, submitted_ms, is_new=False)
 
     def check_passed(self, request) -> None:
         """Whom an admitted request has passed in its namespace's queue waits for a prefix."""
@@ -278,12 +280,12 @@ class Scenario:
         assert sum(getattr(record, name) for name in facts) == request.num_prompt_tokens
         assert min(getattr(record, name) for name in facts) >= 0
         assert record.output_tokens + record.overrun_tokens == len(output)
-        committed = [grant.tokens for grant in record.grants if grant.committed]
+        committed = [grant.num_tokens for grant in record.grants if grant.committed]
         assert committed == self.commits.get(request_id, [])
         assert committed == self.bench.journal.commits.get(request_id, [])
         assert self.bench.journal.closed[request_id] == record
         if event.reason in ("stop_token", "max_tokens"):
-            granted = [grant.tokens for grant in record.grants if grant.outcome != "refused"]
+            granted = [grant.num_tokens for grant in record.grants if grant.outcome != "refused"]
             assert committed == granted, "it ended without committing a grant"
             assert event.reason == "max_tokens" or output[-1] in request.stop_token_ids
             assert request.ignore_eos or not set(output[:-1]) & set(request.stop_token_ids)

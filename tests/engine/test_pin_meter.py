@@ -18,7 +18,7 @@ def bench(**changes: object) -> Bench:
 def totals(here: Bench) -> dict[int, tuple[int, int]]:
     """Idle and contended block-milliseconds by the length of the lease, at its last report."""
     reports = here.journal.reports
-    return {r.tokens: (r.idle_block_ms, r.contended_block_ms) for r in reports}
+    return {r.num_tokens: (r.idle_block_ms, r.contended_block_ms) for r in reports}
 
 
 def test_a_lease_pays_its_blocks_for_as_long_as_it_lives() -> None:
@@ -28,7 +28,7 @@ def test_a_lease_pays_its_blocks_for_as_long_as_it_lives() -> None:
     here.step(advance_ms=20_000)
 
     (report,) = here.journal.reports
-    assert (report.reason, report.request_id, report.tokens) == ("expired", "writer", 10)
+    assert (report.reason, report.request_id, report.num_tokens) == ("expired", "writer", 10)
     assert (report.idle_block_ms, report.contended_block_ms) == (3 * 20_000, 0)
 
 

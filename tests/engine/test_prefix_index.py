@@ -35,8 +35,8 @@ def test_a_match_leaves_one_token_to_compute() -> None:
     longer = index.match(chain_of(range(9)), 9)
 
     # The last block is cut: its first slots come by copy.
-    assert (exact.blocks, exact.tokens, exact.tail_source) == ([10], 7, 11)
-    assert (longer.blocks, longer.tokens, longer.tail_source) == ([10, 11], 8, None)
+    assert (exact.blocks, exact.num_tokens, exact.tail_source) == ([10], 7, 11)
+    assert (longer.blocks, longer.num_tokens, longer.tail_source) == ([10, 11], 8, None)
 
 
 def test_the_longest_fitting_tail_is_copied() -> None:
@@ -48,7 +48,7 @@ def test_the_longest_fitting_tail_is_copied() -> None:
 
     assert index.match(chain_of([0, 1, 2, 3, 4, 99]), 6).tail_source == 20
     assert index.match(chain_of([*range(7), 99]), 8).tail_source == 21
-    assert index.match(chain_of([*range(7), 99]), 8).tokens == 7
+    assert index.match(chain_of([*range(7), 99]), 8).num_tokens == 7
     assert index.match(chain_of([0, 1, 2, 3, 99, 99]), 6).tail_source is None
 
 
@@ -59,14 +59,14 @@ def test_a_tail_exposes_only_its_own_slots() -> None:
 
     match = index.match(publisher, 4)
 
-    assert (match.tokens, match.tail_source) == (2, 10)
+    assert (match.num_tokens, match.tail_source) == (2, 10)
 
 
 def test_other_namespaces_see_nothing() -> None:
     index = PrefixIndex(4)
     publish_all(index, chain_of(range(8)), 8, first_block=10)
 
-    assert index.match(chain_of(range(8), namespace=b"other"), 8).tokens == 0
+    assert index.match(chain_of(range(8), namespace=b"other"), 8).num_tokens == 0
 
 
 def test_the_first_block_of_a_prefix_serves_until_it_is_dropped() -> None:
@@ -111,14 +111,14 @@ def test_publishing_twice_changes_nothing() -> None:
     index.drop(10)
     index.drop(11)
 
-    assert index.match(chain, 6).tokens == 0
+    assert index.match(chain, 6).num_tokens == 0
 
 
 def test_a_disabled_index_stays_empty() -> None:
     index = PrefixIndex(4, enabled=False)
     publish_all(index, chain_of(range(8)), 8, first_block=10)
 
-    assert index.match(chain_of(range(8)), 8).tokens == 0
+    assert index.match(chain_of(range(8)), 8).num_tokens == 0
 
 
 @pytest.mark.parametrize("namespaces", [(b"a", b"a"), (b"a", b"b")])
@@ -135,12 +135,12 @@ def test_a_hash_that_always_collides_serves_no_foreign_block(namespaces) -> None
     held = {}
     for number, chain in enumerate(prompts):
         publish_all(index, chain, 8, first_block=10 * number)
-        held[10 * number] = (chain.at(0).tokens, chain.packed(0, 4))
-        held[10 * number + 1] = (chain.at(0).tokens, chain.packed(0, 8))
+        held[10 * number] = (chain.at(0).token_ids, chain.packed(0, 4))
+        held[10 * number + 1] = (chain.at(0).token_ids, chain.packed(0, 8))
 
     for chain in prompts:
         match = index.match(chain, 8, known=())
-        namespace = chain.at(0).tokens
+        namespace = chain.at(0).token_ids
         assert [held[block] for block in match.blocks] == [(namespace, chain.packed(0, 4))]
         assert match.tail_source is not None
         assert held[match.tail_source] == (namespace, chain.packed(0, 8))

@@ -10,25 +10,25 @@ from engine.compute.loading import load_model
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.tiers.lease_files import Origin
+from engine.tiers.open_store import open_lease_store
 from engine.tiers.probing import (
     PROBE_BYTES,
     disk_bytes_per_second,
     fill_bytes_per_second,
     prefill_tokens_per_second,
 )
-from engine.tiers.storage import lease_store
 
 
 @pytest.fixture(scope="module")
 def runner_and_config(tiny_folder):
-    model = load_model(tiny_folder, dtype=torch.float32, device=torch.device("cpu")).model
+    model = load_model(tiny_folder, dtype=torch.float32, device=torch.device("cpu")).backend
     config = EngineConfig(
         num_blocks=8,
         max_model_len=64,
         vocab_size=49152,
         pin_cap_blocks=4,
         namespace_quota_blocks=4,
-        block_bytes=bytes_per_block(model.config, model.dtype, 16),
+        block_bytes=bytes_per_block(model.shape, model.dtype, 16),
     )
     return ModelRunner(model, config, entropy=bytes(32)), config
 
@@ -57,7 +57,7 @@ def test_an_engine_starts_whether_or_not_its_lease_folder_can_be(
     if not is_folder:
         folder.write_text("a file")
 
-    with lease_store(
+    with open_lease_store(
         folder,
         runner,
         config,

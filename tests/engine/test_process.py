@@ -43,7 +43,7 @@ def engine_process(model, data_dir, *flags):
 async def answer(client, request_id, **fields):
     """One greedy request's output and record."""
     events = [event async for event in client.generate(generate_request(request_id, **fields))]
-    output = [token for event in events if isinstance(event, Tokens) for token in event.ids]
+    output = [token for event in events if isinstance(event, Tokens) for token in event.token_ids]
     return output, events[-1].record
 
 
@@ -59,7 +59,7 @@ async def test_a_paid_prefix_is_read_from_disk_after_kill_9(tiny_folder, tmp_pat
     with engine_process(tiny_folder, tmp_path) as process:
         client = connect_engine(url)
         await client.ready(60)
-        cold, _ = await answer(client, "req_1", prompt=prompt, breakpoints=(mark,))
+        cold, _ = await answer(client, "req_1", prompt_token_ids=prompt, breakpoints=(mark,))
         async with asyncio.timeout(30):
             while not await is_written(client):
                 pass  # each question is a turn of the engine's loop
@@ -70,7 +70,7 @@ async def test_a_paid_prefix_is_read_from_disk_after_kill_9(tiny_folder, tmp_pat
         await client.ready(60)
         mark = replace(mark, write=False)
         warm, record = await answer(
-            client, "req_2", prompt=prompt, read_tokens=290, breakpoints=(mark,)
+            client, "req_2", prompt_token_ids=prompt, read_tokens=290, breakpoints=(mark,)
         )
         await client.close()
         process.send_signal(signal.SIGTERM)
@@ -90,10 +90,10 @@ async def test_an_engine_runs_until_its_stdin_closes_and_ends_in_order(tiny_fold
         assert (info.model_id, info.dtype, info.device) == ("tiny", "float32", "cpu")
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
-        generation = client.generate(generate_request("req_1", max_tokens=4_000))
+        stream = client.generate(generate_request("req_1", max_tokens=4_000))
         events = []
 
-        async for event in generation:
+        async for event in stream:
             events.append(event)
             if isinstance(event, Tokens) and not process.stdin.closed:
                 process.stdin.close()

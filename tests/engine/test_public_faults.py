@@ -1,4 +1,4 @@
-"""Faults that other engines had in public, by their row in the project's list of them.
+"""Faults that other engines had in public, by their row in docs/cases/engine.md.
 
 Row 15, results of an old step applied after preemption, needs asynchronous steps: here a request
 is preempted only while a step is planned, never while one runs, so no result is ever late. Row 31,
@@ -40,7 +40,7 @@ def found(here: Bench, ids) -> int:
     """How much of a prompt could be read now."""
     tokens = np.array(list(ids), dtype=TOKEN_DTYPE)
     chain = PrefixChain(b"tenant-a", tokens, here.config.block_size)
-    return here.core.scheduler.index.match(chain, len(tokens)).tokens
+    return here.core.scheduler.tables.index.match(chain, len(tokens)).num_tokens
 
 
 def test_row_08_preemption_adds_nothing_to_what_was_read() -> None:
@@ -246,7 +246,9 @@ def test_row_32_chunks_and_prompts_around_block_multiples(budget: int) -> None:
         here = bench(max_num_batched_tokens=budget)
         request = ask("r", range(length), max_tokens=6)
         events = here.run(request)
-        output = [token for event in events if hasattr(event, "ids") for token in event.ids]
+        output = [
+            token for event in events if hasattr(event, "token_ids") for token in event.token_ids
+        ]
         assert output == here.runner.continuation(request, 6)
-        again = ask("again", [*unpack(request.prompt), *output[:5], 1], max_tokens=6)
+        again = ask("again", [*unpack(request.prompt_token_ids), *output[:5], 1], max_tokens=6)
         assert len(of(here.run(again), Finished)) == 1

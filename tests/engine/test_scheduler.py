@@ -11,7 +11,7 @@ def bench(**changes: object) -> Bench:
 def chunks(here: Bench, request_id: str) -> list[int]:
     """How many tokens of a request each step computed."""
     rows = [row for plan in here.runner.plans for row in plan.rows]
-    return [len(row.tokens) for row in rows if row.request_id == request_id]
+    return [len(row.token_ids) for row in rows if row.request_id == request_id]
 
 
 def breakpoints(*lengths: int) -> tuple[Breakpoint, ...]:
@@ -35,11 +35,11 @@ def test_running_sequences_are_served_before_the_queue_and_share_its_steps() -> 
     here.step()
 
     first, second = here.runner.plans
-    assert [(row.request_id, len(row.tokens)) for row in first.rows] == [
+    assert [(row.request_id, len(row.token_ids)) for row in first.rows] == [
         ("first", 5),
         ("second", 5),
     ]
-    assert [(row.request_id, len(row.tokens)) for row in second.rows] == [
+    assert [(row.request_id, len(row.token_ids)) for row in second.rows] == [
         ("first", 1),
         ("second", 9),
     ]
@@ -53,7 +53,7 @@ def test_chunks_end_exactly_at_granted_breakpoints(enable_chunked_prefill) -> No
     steps = [here.step() for _ in range(3)]
 
     assert chunks(here, "r") == [7, 9, 14]
-    committed = [[e.tokens for e in step if isinstance(e, Committed)] for step in steps]
+    committed = [[e.num_tokens for e in step if isinstance(e, Committed)] for step in steps]
     assert committed == [[7], [16], [30]]
 
 

@@ -14,10 +14,10 @@ from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.protocol import Breakpoint, EngineRecord, Finished, GenerateRequest, Sampling, Tokens
-from engine.tiers.disk import DiskTier
-from engine.tiers.host import HostTier
+from engine.tiers.disk_tier import DiskTier
+from engine.tiers.host_tier import HostTier
 from engine.tiers.lease_files import Origin
-from engine.tiers.store import LeaseStore
+from engine.tiers.lease_store import LeaseStore
 from tests.engine.harness import Clock
 from tests.engine.oracle import ListJournal
 from tests.engine.slot_tier import ALWAYS_PAYS
@@ -43,10 +43,10 @@ class Engine:
             "max_num_batched_tokens": 48,
         }
         config = EngineConfig(**(values | changes))
-        runner = ModelRunner(model.model, config, entropy=bytes(32))
+        runner = ModelRunner(model.backend, config, entropy=bytes(32))
         self.tiers = tiers
         self.runner = runner
-        block_bytes = bytes_per_block(model.model.config, model.model.dtype, BLOCK)
+        block_bytes = bytes_per_block(model.backend.shape, model.backend.dtype, BLOCK)
         store = LeaseStore(
             tiers,
             costs=ALWAYS_PAYS,
@@ -67,7 +67,7 @@ class Engine:
             self.now_ms += 1
             for event in self.core.step(self.now_ms):
                 if isinstance(event, Tokens):
-                    outputs[event.request_id] += event.ids
+                    outputs[event.request_id] += event.token_ids
                 elif isinstance(event, Finished):
                     assert event.record is not None
                     records[event.request_id] = event.record
@@ -100,7 +100,7 @@ def ask(name: str, length: int, lease: int, *, write: bool = False, seed: int = 
     return GenerateRequest(
         request_id=name,
         namespace=b"tenant",
-        prompt=prompt.tobytes(),
+        prompt_token_ids=prompt.tobytes(),
         max_tokens=12,
         read_tokens=0 if write else lease,
         sampling=Sampling(temperature=0.0),
@@ -122,7 +122,7 @@ def test_a_prefix_from_disk_answers_like_one_that_was_computed(model, tmp_path, 
         engine = Engine(model, [tier])
         engine.run(ask("writer", length, lease, write=True))
         warm, from_device = engine.run(ask("warm", length, lease))["warm"]
-        engine.core.scheduler.leases.give_up()
+        engine.core.leases.unpin_spilled()
         engine.run(*[other(f"o{n}", seed=n + 2) for n in range(4)])
         spilled, from_disk = engine.run(ask("spilled", length, lease))["spilled"]
     with disk(tmp_path) as tier:
@@ -138,7 +138,7 @@ def test_a_prefix_from_host_memory_answers_like_one_that_was_computed(model):
     cold, _ = Engine(model, [], enable_prefix_caching=False).run(ask("c", 80, 61))["c"]
     engine = Engine(model, [HostTier(budget_bytes=1 << 30)])
     engine.run(ask("writer", 80, 61, write=True))
-    engine.core.scheduler.leases.give_up()
+    engine.core.leases.unpin_spilled()
     engine.run(*[other(f"o{n}", seed=n + 2) for n in range(4)])
 
     warm, record = engine.run(ask("warm", 80, 61))["warm"]

@@ -8,13 +8,14 @@ import httpx
 
 from billing.customers import create_key, create_organization, create_workspace
 from billing.database import Database, migrate
+from billing.owners import Owner, register
 from engine.client import (
     EngineInfo,
     EngineLost,
     EngineRecord,
     GenerateRequest,
-    Generation,
     LeaseReport,
+    RequestStream,
     Sampling,
 )
 from gateway.app import create_app
@@ -44,6 +45,7 @@ class IdleEngine:
     @property
     def info(self) -> EngineInfo | None:
         return EngineInfo(
+            engine_id="engine_one",
             engine_boot_id="boot_engine",
             model_id="wt",
             weights_digest=self.weights_digest,
@@ -64,7 +66,7 @@ class IdleEngine:
             raise EngineLost
         return self.info
 
-    def generate(self, request: GenerateRequest) -> Generation:
+    def generate(self, request: GenerateRequest) -> RequestStream:
         raise EngineLost
 
     async def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord | None]:
@@ -124,6 +126,14 @@ def populate(database: Database) -> None:
             )
 
     database.write_now(write)
+    owner = Owner(
+        boot_id="boot_gateway",
+        instance_id="front",
+        engine_id="engine_one",
+        started_at_ms=NOW_MS,
+        beats=0,
+    )
+    database.write_now(lambda conn: register(conn, owner))
 
 
 class Front:

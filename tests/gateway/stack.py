@@ -28,6 +28,7 @@ from engine.client import Sampling, connect_engine
 from engine.config import EngineConfig
 from engine.plan import Plan
 from gateway.app import create_app
+from gateway.background.ownership import register_gateway
 from gateway.clock import Clock as GatewayClock
 from gateway.dependencies import Dependencies
 from gateway.ids import id_maker
@@ -83,7 +84,7 @@ class MortalRunner(ScriptedRunner):
 
 
 def word_config(**changes: Any) -> EngineConfig:
-    """Room for every conformance case at once."""
+    """Room for all cases of docs/cases/messages-api.md at once."""
     limits: dict[str, Any] = {
         "num_blocks": 4_096,
         "max_model_len": 16_384,
@@ -115,7 +116,7 @@ class Stack:
     _clients: dict[str, httpx.Client] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _engine_life: ExitStack = field(default_factory=ExitStack)
-    _gateway: "_Serving | None" = None
+    _gateway: "Serving | None" = None
 
     def at(self, seconds: float) -> None:
         """Move both clocks to `seconds` after the start."""
@@ -150,10 +151,16 @@ class Stack:
         with pytest.raises(Killed):
             self._engine_life.close()
 
-    def start_gateway(self, *, boot_id: str = "gw_one") -> None:
+    def start_gateway(self, *, boot_id: str = "gw_one", instance: str = "folder") -> None:
         """Start a gateway process' worth, in a thread."""
-        self._gateway = _Serving(self, boot_id)
+        self._gateway = Serving(self, boot_id, instance)
         self._gateway.start()
+
+    @property
+    def gateway(self) -> "Serving":
+        """The gateway that was started last."""
+        assert self._gateway is not None
+        return self._gateway
 
     def stop_gateway(self) -> None:
         """End it as SIGTERM would, without time for those who run."""
@@ -320,11 +327,12 @@ def running_stack(
         database.close()
 
 
-class _Serving:
+class Serving:
     """The gateway's thread: its event loop, its engine link and its HTTP server."""
 
-    def __init__(self, stack: Stack, boot_id: str) -> None:
+    def __init__(self, stack: Stack, boot_id: str, instance: str) -> None:
         self._stack = stack
+        self._instance = instance
         self._boot_id = boot_id
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -346,9 +354,14 @@ class _Serving:
     async def _die(self) -> None:
         """End every request's task and the engine link at once; nobody settles anything."""
         for task in asyncio.all_tasks():
-            if task.get_name() == "recovery" or task.get_name().startswith("req_"):
+            if task.get_name() in ("recovery", "ownership") or task.get_name().startswith("req_"):
                 task.cancel()
         await self._engine.close()
+
+    @property
+    def fenced(self) -> bool:
+        """Whether another gateway has taken this one for dead, and it knows."""
+        return self._app.state.open_requests.fenced.is_set()
 
     def drain(self, seconds: float) -> None:
         draining = self._app.state.open_requests.drain(seconds)
@@ -390,6 +403,7 @@ class _Serving:
             now_ms=stack.now_ms,
             new_id=id_maker(stack.now_ms),
         )
+        await register_gateway(deps, instance_id=self._instance, engine_id=info.engine_id)
         self._app = create_app(deps)
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(

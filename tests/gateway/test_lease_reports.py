@@ -78,7 +78,7 @@ async def test_leases_of_one_hour_entries_persist_and_others_do_not(tmp_path: Pa
 
         request = await generate_request(gateway)
 
-    asked = [(b.tokens, b.write, b.persist) for b in request.breakpoints]
+    asked = [(b.num_tokens, b.write, b.persist) for b in request.breakpoints]
     assert asked == [(1000, True, True), (1020, True, False)]
 
 

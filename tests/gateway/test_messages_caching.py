@@ -1,4 +1,4 @@
-"""What caching bills, beyond the conformance list that tests/system runs through both SDKs."""
+"""What caching bills, beyond the cases that tests/system runs through both SDKs."""
 
 import json
 from collections.abc import Iterator

@@ -89,8 +89,8 @@ def test_m23_an_engine_that_fails_ends_the_stream_with_an_error(stack: Stack):
     assert types == ["message_start", "content_block_start", *["content_block_delta"] * 3, "error"]
     assert events[-1]["error"]["type"] == "api_error"
     record = assert_books_agree(stack, events[-1]["request_id"])
-    assert (record["status"], record["usage"]["output_tokens"]) == ("failed", 3)
-    assert split_of_usage(record["usage"]) == Split(w5=2000, input=30)
+    assert (record["status"], record["engine"]["output_tokens"]) == ("failed", 3)
+    assert (record["postings"], split_of_usage(record["usage"])) == ([], Split())
 
 
 @pytest.mark.parametrize("stream", [False, True])

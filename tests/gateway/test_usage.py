@@ -13,7 +13,7 @@ from billing.meters import Quantities
 from billing.records import RequestRecord
 from engine import protocol
 from engine.client import EngineRecord, Grant, LeaseReport
-from gateway.requests.usage import ENGINE_NAMES, bill_up_to, cache_header, engine_facts
+from gateway.requests.usage import bill_up_to, cache_header, engine_facts
 from gateway.routes.request_records import record_body
 
 RECORD = EngineRecord(
@@ -91,7 +91,7 @@ def test_a_customer_sees_the_engine_record_in_this_shape():
 def test_billing_has_every_field_that_the_engine_reports(
     ours: Any, the_engines: Any, not_stored: set[str]
 ):
-    names = {ENGINE_NAMES.get(field.name, field.name) for field in fields(ours)}
+    names = {field.name for field in fields(ours)}
 
     assert names | not_stored == {field.name for field in fields(the_engines)}
     assert not names & not_stored

@@ -1,4 +1,4 @@
-"""The specification's test model "WT": a word is a token, and there is no template."""
+"""The chat template of docs/cases/messages-api.md: none, so that a prompt is its words."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256

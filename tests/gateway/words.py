@@ -1,4 +1,4 @@
-"""The conformance cases' model of text: one word is one token, and no template stands between."""
+"""The model of text in docs/cases/messages-api.md: a word is a token, and there is no template."""
 
 import threading
 from collections.abc import Iterable, Sequence

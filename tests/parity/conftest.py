@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.default_model import ensure_default_model
+from engine.model_files.default_model import ensure_default_model
 from tests.engine.kernels import kernels, kernels_folder
 
 __all__ = ("kernels", "kernels_folder", "smollm2_folder")

@@ -6,12 +6,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from engine.compute.backend import Backend
 from engine.compute.kv_cache import KVCache
 from engine.compute.loading import load_model
-from engine.compute.model_runner import compute_logits
 from engine.compute.native.library import Library
-from engine.compute.native.llama import NativeLlama
-from engine.models.llama import Llama
 from tests.engine.rows import row
 
 CPU = torch.device("cpu")
@@ -51,17 +49,17 @@ def last_logits(
     folder: Path, prompts: list[list[int]], dtype: torch.dtype, library: Library | None = None
 ) -> torch.Tensor:
     """Logits after each prompt, in float32, mean-centred: a shift of all changes no choice."""
-    model = load_model(folder, dtype=dtype, device=CPU, library=library).model
+    model = load_model(folder, dtype=dtype, device=CPU, library=library).backend
     logits = torch.cat([_logits(model, prompt) for prompt in prompts]).float()
     return logits - logits.mean(dim=1, keepdim=True)
 
 
-def _logits(model: Llama | NativeLlama, prompt: list[int]) -> torch.Tensor:
+def _logits(model: Backend, prompt: list[int]) -> torch.Tensor:
     num_blocks = -(-len(prompt) // 16)
     cache = KVCache(
-        model.config, num_blocks=num_blocks, block_size=16, dtype=model.dtype, device=CPU
+        model.shape, num_blocks=num_blocks, block_size=16, dtype=model.dtype, device=CPU
     )
-    return compute_logits(model, cache, [row(prompt, start=0, blocks=range(num_blocks))]).clone()
+    return model.compute(cache, [row(prompt, start=0, blocks=range(num_blocks))]).clone()
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +107,14 @@ def test_c_and_torch_choose_the_same_tokens(
     in_c = load_model(smollm2_folder, dtype=torch.bfloat16, device=CPU, library=kernels[form])
     in_torch = load_model(smollm2_folder, dtype=torch.float32, device=CPU)
 
-    assert greedy(in_c.model, prompt, 12) == greedy(in_torch.model, prompt, 12)
+    assert greedy(in_c.backend, prompt, 12) == greedy(in_torch.backend, prompt, 12)
 
 
-def greedy(model: Llama | NativeLlama, prompt: list[int], count: int) -> list[int]:
+def greedy(model: Backend, prompt: list[int], count: int) -> list[int]:
     """The prompt in one step, then a token a step."""
-    cache = KVCache(model.config, num_blocks=8, block_size=16, dtype=model.dtype, device=CPU)
+    cache = KVCache(model.shape, num_blocks=8, block_size=16, dtype=model.dtype, device=CPU)
     tokens = list(prompt)
     for start in [0, *range(len(prompt), len(prompt) + count - 1)]:
         step = row(tokens[start:], start=start, blocks=range(8))
-        tokens.append(int(compute_logits(model, cache, [step]).argmax()))
+        tokens.append(int(model.compute(cache, [step]).argmax()))
     return tokens[len(prompt) :]

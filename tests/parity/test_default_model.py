@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.models.default_model import ensure_default_model
+from engine.model_files.default_model import ensure_default_model
 
 
 def test_the_folder_holds_what_the_gateway_and_the_engine_read(smollm2_folder: Path) -> None:

@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from engine.compute.backend import Backend
 from engine.compute.kv_cache import KVCache
 from engine.compute.loading import load_model
-from engine.compute.model_runner import compute_logits
-from engine.models.llama import Llama
 from tests.engine.rows import row
 from tests.engine.tiny_model import write_tiny_model
 
@@ -29,22 +28,22 @@ def reference(smollm2_folder: Path) -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def model(smollm2_folder: Path) -> Llama:
-    return load_model(smollm2_folder, dtype=torch.float32, device=CPU).model
+def model(smollm2_folder: Path) -> Backend:
+    return load_model(smollm2_folder, dtype=torch.float32, device=CPU).backend
 
 
 @torch.inference_mode()
-def paged_logits(model: Llama, tokens: list[int], chunk_tokens: int) -> torch.Tensor:
+def paged_logits(model: Backend, tokens: list[int], chunk_tokens: int) -> torch.Tensor:
     """Logits at the end of every chunk, through a scattered block table."""
     num_blocks = -(-len(tokens) // 16)
     cache = KVCache(
-        model.config, num_blocks=2 * num_blocks, block_size=16, dtype=model.dtype, device=CPU
+        model.shape, num_blocks=2 * num_blocks, block_size=16, dtype=model.dtype, device=CPU
     )
     blocks = range(2 * num_blocks - 1, -1, -2)
     ends = []
     for start in range(0, len(tokens), chunk_tokens):
         chunk = tokens[start : start + chunk_tokens]
-        ends.append(compute_logits(model, cache, [row(chunk, start=start, blocks=blocks)]))
+        ends.append(model.compute(cache, [row(chunk, start=start, blocks=blocks)]))
     return torch.cat(ends)
 
 
@@ -76,7 +75,7 @@ def test_smollm2_logits_agree_within_a_ten_thousandth(
     chunk_tokens: int,
     tokenizer: PreTrainedTokenizerBase,
     reference: LlamaForCausalLM,
-    model: Llama,
+    model: Backend,
 ) -> None:
     tokens = tokenizer(text)["input_ids"]
 
@@ -129,7 +128,7 @@ def test_llama3_rotary_scaling_agrees(tmp_path: Path, place: str) -> None:
         scaling["rope_theta"] = 10000.0
     folder = write_tiny_model(tmp_path / "model", vocab_size=512, **{place: scaling})
     tokens = torch.randint(512, (300,), generator=torch.Generator().manual_seed(3)).tolist()
-    model = load_model(folder, dtype=torch.float32, device=CPU).model
+    model = load_model(folder, dtype=torch.float32, device=CPU).backend
 
     found = paged_logits(model, tokens, 70)
 

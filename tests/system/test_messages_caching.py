@@ -1,4 +1,4 @@
-"""The caching cases M01 to M21 of the Messages API, in words, through both SDKs.
+"""The caching cases M01 to M21 of docs/cases/messages-api.md, in words, through both SDKs.
 
 WT: one word is one token, no template, a minimum of 512 tokens; t is the request's start.
 """

@@ -1,4 +1,4 @@
-"""The protocol cases M28 to M35 of the Messages API."""
+"""The protocol cases M28 to M35 of docs/cases/messages-api.md."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The streaming cases M22 to M26 of the Messages API, through both SDKs."""
+"""The streaming cases M22 to M26 of docs/cases/messages-api.md, through both SDKs."""
 
 import pytest
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.compute.backend import Backend
 from engine.compute.loading import load_model
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.models.llama import Llama
 from engine.protocol import (
     Breakpoint,
     EngineRecord,
@@ -55,11 +55,11 @@ class Journal:
 class Engine:
     """A core and its runner, driven until everybody has answered."""
 
-    def __init__(self, model: Llama, *, caching: bool, num_blocks: int) -> None:
+    def __init__(self, model: Backend, *, caching: bool, num_blocks: int) -> None:
         self.config = EngineConfig(
             num_blocks=num_blocks,
-            max_model_len=model.config.max_position_embeddings,
-            vocab_size=model.config.vocab_size,
+            max_model_len=model.shape.max_model_len,
+            vocab_size=model.shape.vocab_size,
             max_num_batched_tokens=256,  # small, so that prompts are cut into chunks
             pin_cap_blocks=num_blocks // 2,
             namespace_quota_blocks=num_blocks // 2,
@@ -81,7 +81,7 @@ class Engine:
         while self.core.has_work:
             for event in self.core.step(self.now_ms):
                 if isinstance(event, Tokens):
-                    outputs[event.request_id] += event.ids
+                    outputs[event.request_id] += event.token_ids
                 elif isinstance(event, Finished):
                     assert event.record is not None
                     records[event.request_id] = event.record
@@ -109,7 +109,7 @@ def ask(case: Case, number: int, part: str, tokens: tuple[int, ...]) -> Generate
     return GenerateRequest(
         request_id=f"{part}{number}",
         namespace=b"tenant %d" % number,
-        prompt=np.array(tokens, dtype="<u4").tobytes(),
+        prompt_token_ids=np.array(tokens, dtype="<u4").tobytes(),
         max_tokens=OUTPUT_TOKENS,
         sampling=Sampling(temperature=0.0),
     )
@@ -142,14 +142,14 @@ def check(cases: Sequence[Case], *, cold: Engine, warm: Engine) -> None:
 
 def run_cases(folder: Path, *, num_cases: int, longest: int, seed: int) -> None:
     torch.set_num_threads(1)
-    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu")).model
+    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu")).backend
     # Two runs of every case must fit beside each other, pinned.
-    num_blocks = BATCH * 4 * (longest + 64) // 16 + model.config.max_position_embeddings // 16
+    num_blocks = BATCH * 4 * (longest + 64) // 16 + model.shape.max_model_len // 16
     cold = Engine(model, caching=False, num_blocks=num_blocks)
     warm = Engine(model, caching=True, num_blocks=num_blocks)
     chance = random.Random(seed)
     cases = [
-        make_case(chance, vocab_size=model.config.vocab_size, longest=longest)
+        make_case(chance, vocab_size=model.shape.vocab_size, longest=longest)
         for _ in range(num_cases)
     ]
     for start in range(0, num_cases, BATCH):

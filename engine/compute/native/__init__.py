@@ -1,1 +1,1 @@
-"""The CPU's own kernels: a Llama step in C, compiled on the machine that runs it."""
+"""The CPU kernels: a Llama step in C, compiled on the machine that runs it."""

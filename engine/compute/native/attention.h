@@ -1,152 +1,145 @@
-// Paged attention: queries that see a span of one sequence's context, read where it lies.
-//
-// A span is attended in pieces of 512 keys: scores in float32, the softmax's running maximum and
-// sum, probabilities in bfloat16, then the values. Scores past what a query may see are masked, and
-// slots that nobody may see are not read.
+// Attention's units of work: a prompt's query tile or a span with one KV head; merging of parts.
 
 #pragma once
 
-#include "linear.h"
+#include "scratch.h"
 
-enum { PIECE = 512, QUERIES = 16, TOGETHER = 8, HEAD_DIM_MAX = 256 };
-
-// One query: where its head's bfloat16 numbers are, and what it has seen so far.
-struct query {
-    const bf16 *q;
-    int64_t visible; // it sees the positions below
-    float most, total;
-    float *sums; // [head_dim], to be divided by `total`
-};
-
-// One head's K and V in the cache: block b at `k + b * block_stride`.
-struct kv_head {
-    const bf16 *k, *v;
-    const int32_t *blocks;
-    int64_t block_stride, block_size;
-    int head_dim;
-    float scale;
-};
-
-INLINE int64_t slot_at(const struct kv_head *head, int64_t position) {
-    return head->blocks[position / head->block_size] * head->block_stride +
-           position % head->block_size * head->head_dim;
+// Where a token's attention output goes, from `column` of heads x head_dim on.
+static bf16 *attended_at(const struct model *model, struct scratch *scratch, int64_t token,
+                         int64_t column) {
+    int64_t width = model->num_heads * model->head_dim;
+    return scratch->attended + tile_offset(token, column, width) + column % 32;
 }
 
-// Scores of up to 8 queries against 16 keys that are transposed: a vector holds one pair of
-// dimensions of all 16.
-INLINE void score(const struct query *queries, const words *keys, int num_pairs, const int n,
-                  float scale, int64_t position, int column, float (*scores)[PIECE]) {
-    floats acc[TOGETHER] = {};
-    for (int pair = 0; pair < num_pairs; pair++)
-        for (int i = 0; i < n; i++)
-            acc[i] = dot2(acc[i], keys[pair], splat_pair(queries[i].q + 2 * pair));
-    const ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int i = 0; i < n; i++) {
-        int64_t seen = queries[i].visible - position;
-        ints hidden = lanes >= (ints){} + (int)(seen < 16 ? seen : 16);
-        store_floats(scores[i] + column, choose(hidden, splat(-__builtin_inff()), acc[i] * scale));
+static void store_attended(const struct model *model, struct scratch *scratch, int64_t token,
+                           int64_t head, const float *acc, float running_sum) {
+    for (int64_t d = 0; d < model->head_dim; d += 16)
+        store_narrow(attended_at(model, scratch, token, head * model->head_dim + d),
+                     load_floats(acc + d) / running_sum);
+}
+
+static float *partial_at(const struct model *model, const struct scratch *scratch, int64_t token,
+                         int part, int64_t head) {
+    int64_t at = (scratch->plan.first_part[token] + part) * model->num_heads + head;
+    return scratch->partials + at * (model->head_dim + 16);
+}
+
+static struct kv_head kv_head_of(const struct model *model, const struct batch *batch,
+                                 int64_t layer, int64_t row, int64_t kv_head) {
+    int64_t num_kv_heads = model->num_kv_heads;
+    return (struct kv_head){
+        .k = cache_slots(model, batch, 0, layer, kv_head),
+        .v = cache_slots(model, batch, 0, layer, num_kv_heads + kv_head),
+        .blocks = batch->blocks + batch->first_block[row],
+        .block_stride = model->num_layers * 2 * num_kv_heads * batch->block_size * model->head_dim,
+        .block_size = batch->block_size,
+        .head_dim = model->head_dim,
+        .scale = 1 / sqrtf(model->head_dim),
+    };
+}
+
+// One KV head's packed values of a row.
+static bf16 *packed_values_of(const struct model *model, const struct batch *batch,
+                              struct scratch *scratch, int64_t row, int64_t kv_head) {
+    int64_t count = batch->first_token[row + 1] - batch->first_token[row];
+    int64_t length = round_up(batch->start[row] + count, VALUES_UNIT);
+    int64_t at = scratch->plan.first_value[row] * model->num_kv_heads + kv_head * length;
+    return scratch->values + at * model->head_dim;
+}
+
+// Compute one query tile of a prompt with one KV head.
+static void compute_query_tile(const struct model *model, const struct batch *batch,
+                               struct scratch *scratch, int64_t layer,
+                               const struct query_tile *tile, int64_t kv_head) {
+    bf16 q[PROMPT_QUERIES_PER_TILE * HEAD_DIM_MAX] ALIGNED;
+    floats32 acc[HEAD_DIM_MAX] ALIGNED;
+    float running_sum[PROMPT_QUERIES_PER_TILE] ALIGNED;
+    int32_t num_visible[PROMPT_QUERIES_PER_TILE];
+    int64_t d = model->head_dim, group_size = model->num_heads / model->num_kv_heads;
+    int num_queries = tile->num_tokens * group_size;
+    const bf16 *from =
+        scratch->q + (tile->first_token * model->num_heads + kv_head * group_size) * d;
+    for (int64_t at = 0; at < d; at += 32)
+        for (int first = 0; first < PROMPT_QUERIES_PER_TILE; first += 16) {
+            words lanes[16] = {};
+            for (int i = 0; i < 16 && first + i < num_queries; i++) {
+                int query = first + i;
+                int64_t head = query / group_size * model->num_heads + query % group_size;
+                lanes[i] = load_words(from + head * d + at);
+            }
+            transpose(lanes);
+            memcpy(q + at * 32 + first * 32, lanes, sizeof lanes);
+        }
+    for (int i = 0; i < PROMPT_QUERIES_PER_TILE; i++) {
+        int64_t token = tile->first_token + (i < num_queries ? i : num_queries - 1) / group_size;
+        num_visible[i] = scratch->position[token] + 1;
     }
-}
-
-// Scores to probabilities in bfloat16; sums so far are scaled to the new maximum.
-INLINE void soften(struct query *query, int head_dim, int num_keys, float *scores, bf16 *p) {
-    floats most = splat(query->most), total = {};
-    for (int i = 0; i < num_keys; i += 16) most = larger(most, load_floats(scores + i));
-    float new_most = largest(most);
-    // Nothing seen yet: any finite number in its place will do, what follows outweighs it.
-    float from = new_most > -__builtin_inff() ? new_most : 0;
-    for (int i = 0; i < num_keys; i += 16) {
-        floats e = exponential(load_floats(scores + i) - from);
-        total += e;
-        store_narrow(p + i, e);
-    }
-    float kept = exponential(splat(query->most - from))[0];
-    query->total = query->total * kept + sum(total);
-    query->most = new_most;
-    for (int d = 0; d < head_dim; d += 16)
-        store_floats(query->sums + d, load_floats(query->sums + d) * kept);
-}
-
-// Two rows of 32 values to words, one number of each: dimensions 0-15 and 16-31.
-INLINE void pair_up(words first, words second, words *low, words *high) {
-    typedef bf16 values __attribute__((vector_size(64), may_alias));
-    values a = (values)first, b = (values)second;
-#define PAIRS(i) i, 32 + i, i + 1, 33 + i, i + 2, 34 + i, i + 3, 35 + i
-    *low = (words)__builtin_shufflevector(a, b, PAIRS(0), PAIRS(4), PAIRS(8), PAIRS(12));
-    *high = (words)__builtin_shufflevector(a, b, PAIRS(16), PAIRS(20), PAIRS(24), PAIRS(28));
-}
-
-// Add `num_keys` values, weighted, to the sums of up to 8 queries: 32 dimensions from `d`.
-INLINE void weigh(struct query *queries, const struct kv_head *head, int d, int64_t start,
-                  int num_keys, const int n, bf16 (*p)[PIECE]) {
-    floats low[TOGETHER] = {}, high[TOGETHER] = {};
-    for (int tile = 0; tile < num_keys; tile += 16) {
-        const bf16 *v = head->v + slot_at(head, start + tile) + d;
-        int end = num_keys - tile < 16 ? num_keys - tile : 16;
-        for (int key = 0; key < end; key += 2, v += 2 * head->head_dim) {
-            words a, b, next = {};
-            if (key + 1 < end) next = load_words(v + head->head_dim);
-            pair_up(load_words(v), next, &a, &b);
-            for (int i = 0; i < n; i++) {
-                words weights = splat_pair(p[i] + tile + key);
-                low[i] = dot2(low[i], a, weights);
-                high[i] = dot2(high[i], b, weights);
+    struct kv_head head = kv_head_of(model, batch, layer, tile->row, kv_head);
+    const bf16 *values = packed_values_of(model, batch, scratch, tile->row, kv_head);
+    attend_query_tile(&head, q, values, num_visible, num_visible[num_queries - 1], acc,
+                      running_sum);
+    for (int64_t at = 0; at < d; at += 16)
+        for (int first = 0; first < num_queries; first += 16) {
+            words lanes[16];
+            for (int i = 0; i < 16; i++) lanes[i] = (words)load_floats(acc[at + i] + first);
+            transpose(lanes);
+            for (int i = 0; i < 16 && first + i < num_queries; i++) {
+                int query = first + i;
+                int64_t column = (kv_head * group_size + query % group_size) * d + at;
+                int64_t token = tile->first_token + query / group_size;
+                store_narrow(attended_at(model, scratch, token, column),
+                             (floats)lanes[i] / running_sum[query]);
             }
         }
-    }
-    for (int i = 0; i < n; i++) {
-        float *at = queries[i].sums + d;
-        store_floats(at, load_floats(at) + low[i]);
-        store_floats(at + 16, load_floats(at + 16) + high[i]);
+}
+
+// Compute one span with one KV head.
+static void compute_span(const struct model *model, const struct batch *batch,
+                         struct scratch *scratch, int64_t layer, const struct span *span,
+                         int64_t kv_head) {
+    float acc[DECODE_QUERIES_MAX][HEAD_DIM_MAX] ALIGNED;
+    struct query queries[DECODE_QUERIES_MAX];
+    int64_t d = model->head_dim, group_size = model->num_heads / model->num_kv_heads;
+    int num_queries = 0;
+    for (int64_t i = 0; i < span->num_readers; i++)
+        for (int64_t j = 0; j < group_size; j++, num_queries++) {
+            int64_t token = span->readers[i], head = kv_head * group_size + j;
+            memset(acc[num_queries], 0, d * sizeof(float));
+            queries[num_queries] = (struct query){
+                scratch->q + (token * model->num_heads + head) * d, scratch->position[token] + 1,
+                -__builtin_inff(), 0, acc[num_queries]};
+        }
+    struct kv_head head = kv_head_of(model, batch, layer, scratch->row[span->readers[0]], kv_head);
+    attend_decode(queries, num_queries, &head, span->start, span->end);
+    for (int i = 0; i < num_queries; i++) {
+        int64_t token = span->readers[i / group_size];
+        int64_t query_head = kv_head * group_size + i % group_size;
+        if (scratch->plan.num_parts_of[token] == 1) {
+            store_attended(model, scratch, token, query_head, acc[i], queries[i].running_sum);
+            continue;
+        }
+        float *to = partial_at(model, scratch, token, span->part, query_head);
+        memcpy(to, acc[i], d * sizeof(float));
+        to[d] = queries[i].running_max, to[d + 1] = queries[i].running_sum;
     }
 }
 
-#define FOR_TOGETHER(first, num_queries, call)                                                    \
-    for (int first = 0; first < (num_queries); first += TOGETHER) switch ((num_queries) - first) { \
-            case 1: call(1); break;                                                               \
-            case 2: call(2); break;                                                               \
-            case 3: call(3); break;                                                               \
-            case 4: call(4); break;                                                               \
-            case 5: call(5); break;                                                               \
-            case 6: call(6); break;                                                               \
-            case 7: call(7); break;                                                               \
-            default: call(8);                                                                     \
+// Merge the parts of one token's attention.
+static void merge_parts(const struct model *model, struct scratch *scratch, int64_t token) {
+    int64_t d = model->head_dim;
+    int num_parts = scratch->plan.num_parts_of[token];
+    if (num_parts < 2) return;
+    for (int64_t head = 0; head < model->num_heads; head++) {
+        float acc[HEAD_DIM_MAX] = {}, sum = 0, max = -__builtin_inff();
+        for (int part = 0; part < num_parts; part++)
+            max = fmaxf(max, partial_at(model, scratch, token, part, head)[d]);
+        for (int part = 0; part < num_parts; part++) {
+            const float *from = partial_at(model, scratch, token, part, head);
+            float share = exponential(splat(from[d] - max))[0];
+            sum += share * from[d + 1];
+            for (int64_t i = 0; i < d; i += 16)
+                store_floats(acc + i, load_floats(acc + i) + load_floats(from + i) * share);
         }
-
-// Attend up to 16 queries, which share a KV head, to positions start .. end - 1; `start` is a
-// multiple of 16. Their `most`, `total` and `sums` go on from what they are.
-static void attend(struct query *queries, int num_queries, const struct kv_head *head,
-                   int64_t start, int64_t end) {
-    float scores[QUERIES][PIECE] ALIGNED;
-    bf16 p[QUERIES][PIECE] ALIGNED;
-    words keys[HEAD_DIM_MAX / 2];
-    for (; start < end; start += PIECE) {
-        int num_keys = end - start < PIECE ? end - start : PIECE;
-        for (int tile = 0; tile < num_keys; tile += 16) {
-            const bf16 *k = head->k + slot_at(head, start + tile);
-            int rows = num_keys - tile < 16 ? num_keys - tile : 16;
-            const bf16 *v = head->v + slot_at(head, start + tile), *next = k;
-            if (tile + 16 < num_keys) next = head->k + slot_at(head, start + tile + 16);
-            for (int i = 0; i < 16 * head->head_dim; i += 32) {
-                __builtin_prefetch(next + i, 0, 3);
-                __builtin_prefetch(v + i, 0, 2);
-            }
-            for (int d = 0; d < head->head_dim; d += 32) {
-                words *pairs = keys + d / 2;
-                for (int i = 0; i < rows; i++) pairs[i] = load_words(k + i * head->head_dim + d);
-                for (int i = rows; i < 16; i++) pairs[i] = (words){};
-                transpose(pairs);
-            }
-#define SCORE(n)                                                                            \
-    score(queries + first, keys, head->head_dim / 2, n, head->scale, start + tile, tile, \
-          scores + first)
-            FOR_TOGETHER(first, num_queries, SCORE)
-        }
-        for (int i = 0; i < num_queries; i++)
-            soften(&queries[i], head->head_dim, num_keys, scores[i], p[i]);
-        for (int d = 0; d < head->head_dim; d += 32) {
-#define WEIGH(n) weigh(queries + first, head, d, start, num_keys, n, p + first)
-            FOR_TOGETHER(first, num_queries, WEIGH)
-        }
+        store_attended(model, scratch, token, head, acc, sum);
     }
 }

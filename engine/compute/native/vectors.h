@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-// What the compiler may use of the processor, unless the tests want the portable form.
+// Which instructions to use. The tests also compile the portable form and the one without AMX.
 #if defined EXPECTS_BF16 && !defined __AVX512BF16__
 #error the compiler does not know this processor's avx512_bf16
 #endif
@@ -64,7 +64,7 @@ INLINE halves narrow(floats x) {
 #endif
 }
 
-// Round two vectors and pair them up: `low` in the low halves of the words.
+// Round two vectors and interleave them: `low` in the low halves of the words.
 INLINE words narrow_pairs(floats low, floats high) {
 #ifdef HAS_BF16
     typedef bf16 values __attribute__((vector_size(64), may_alias));
@@ -88,20 +88,20 @@ INLINE float widen_one(bf16 x) {
 
 INLINE void store_narrow(bf16 *p, floats x) { *(halves_packed *)p = narrow(x); }
 
-// Lane by lane: `a` where the comparison held, else `b`.
-INLINE floats choose(ints held, floats a, floats b) {
+// Select `a` where the comparison held, else `b`, lane by lane.
+INLINE floats select_lanes(ints held, floats a, floats b) {
     return (floats)((held & (ints)a) | (~held & (ints)b));
 }
 
 #ifdef HAS_BF16
 
-INLINE floats larger(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE floats max_lanes(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE floats round_floats(floats x) { return (floats)_mm512_roundscale_ps((__m512)x, 0); }
-INLINE floats times_power_of_2(floats x, floats n) {
+INLINE floats scale_by_power_of_2(floats x, floats n) {
     return (floats)_mm512_scalef_ps((__m512)x, (__m512)n);
 }
-INLINE float sum(floats x) { return _mm512_reduce_add_ps((__m512)x); }
-INLINE float largest(floats x) { return _mm512_reduce_max_ps((__m512)x); }
+INLINE float reduce_add(floats x) { return _mm512_reduce_add_ps((__m512)x); }
+INLINE float reduce_max(floats x) { return _mm512_reduce_max_ps((__m512)x); }
 
 // 1 / x to a few units in the last place.
 INLINE floats reciprocal(floats x) {
@@ -111,30 +111,30 @@ INLINE floats reciprocal(floats x) {
 
 #else
 
-INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
+INLINE floats max_lanes(floats a, floats b) { return select_lanes(a > b, a, b); }
 INLINE floats round_floats(floats x) { return (x + 12582912.0f) - 12582912.0f; } // 1.5 * 2^23
-INLINE floats times_power_of_2(floats x, floats n) {
+INLINE floats scale_by_power_of_2(floats x, floats n) {
     return x * (floats)((__builtin_convertvector(n, ints) + 127) << 23);
 }
 INLINE floats reciprocal(floats x) { return 1.0f / x; }
 
-INLINE float sum(floats x) {
+INLINE float reduce_add(floats x) {
     float total = 0;
     for (int i = 0; i < 16; i++) total += x[i];
     return total;
 }
 
-INLINE float largest(floats x) {
-    float most = x[0];
-    for (int i = 1; i < 16; i++) most = x[i] > most ? x[i] : most;
-    return most;
+INLINE float reduce_max(floats x) {
+    float max = x[0];
+    for (int i = 1; i < 16; i++) max = x[i] > max ? x[i] : max;
+    return max;
 }
 
 #endif
 
-// e^x to two units in the last place, for x from -87 to 88; beyond, what it is there.
+// e^x to two units in the last place, for x from -87 to 88; x beyond is clamped to that range.
 INLINE floats exponential(floats x) {
-    x = -larger(-larger(x, splat(-87.0f)), splat(-88.0f));
+    x = -max_lanes(-max_lanes(x, splat(-87.0f)), splat(-88.0f));
     // x = n ln 2 + r with |r| <= ln 2 / 2.
     floats n = round_floats(x * 1.44269504f);
     floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -145,7 +145,7 @@ INLINE floats exponential(floats x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    return times_power_of_2(p, n);
+    return scale_by_power_of_2(p, n);
 }
 
 // Transpose a 16 x 16 matrix of words.
@@ -170,8 +170,8 @@ INLINE void transpose(words m[16]) {
         m[4 * i + 3] = HIGH2(t[4 * i + 1], t[4 * i + 3]);
     }
     for (int c = 0; c < 4; c++) {
-        t[c] = EVEN(m[c], m[4 + c]);       // parts 0 and 2 of rows 0-7
-        t[4 + c] = ODD(m[c], m[4 + c]);    // parts 1 and 3
+        t[c] = EVEN(m[c], m[4 + c]);    // parts 0 and 2 of rows 0-7
+        t[4 + c] = ODD(m[c], m[4 + c]); // parts 1 and 3
         t[8 + c] = EVEN(m[8 + c], m[12 + c]);
         t[12 + c] = ODD(m[8 + c], m[12 + c]);
     }

@@ -1,0 +1,1 @@
+"""Model files: how the folder of a model is made, checked and read."""
