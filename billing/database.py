@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
@@ -64,12 +65,10 @@ class Database:
         self._writer = Writer(writing_engine(parsed).execution_options(**{CLOCK: now_ms}))
         self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="billing-reader")
 
-    async def write(
-        self, operation: Operation[T], *, begin_within_seconds: float | None = None
-    ) -> T:
+    async def write(self, operation: Operation[T], *, begin_within: timedelta | None = None) -> T:
         """Run an operation in the next group commit; its error fails this caller only.
 
-        begin_within_seconds  when to give the operation up if it has not begun
+        begin_within  when to give the operation up if it has not begun; None: never
 
         An operation that was given up is never run, now or later, and raises WriteGivenUp. If the
         caller is cancelled before the operation begins, it is given up as well. One that has begun
@@ -77,8 +76,9 @@ class Database:
         """
         job = self._writer.submit(operation)
         outcome = asyncio.wrap_future(job)
+        seconds = None if begin_within is None else begin_within.total_seconds()
         try:
-            await asyncio.wait((outcome,), timeout=begin_within_seconds)
+            await asyncio.wait((outcome,), timeout=seconds)
         except asyncio.CancelledError:
             job.cancel()
             raise

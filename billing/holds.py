@@ -84,8 +84,8 @@ def open_holds(conn: Connection) -> list[Hold]:
 def find_hold(conn: Connection, request_id: str, *, without_writes: bool = False) -> Hold | None:
     """Return the hold of a request, open or closed, or None.
 
-    `without_writes` leaves `writes` empty: whoever releases a hold does not need them, and so can
-    close one whose writes cannot be read. Raises RowUnreadable.
+    `without_writes` leaves `writes` empty: a release does not need them, and so closes also a hold
+    whose writes cannot be read. Raises RowUnreadable.
     """
     row = conn.execute(select(holds).where(holds.c.request_id == request_id)).one_or_none()
     if row is None:

@@ -15,18 +15,18 @@ from typing import TypeVar
 from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
-from billing.checks.accounts import account_problems, missing_account_problems, payer_problems
+from billing.checks.account_totals import account_problems, missing_account_problems, payer_problems
 from billing.checks.cache_entries import entry_problems
-from billing.checks.holds import decision_problems, hold_problems
+from billing.checks.card_contents import price_card_problems
+from billing.checks.hold_states import decision_problems, hold_problems
 from billing.checks.integrity import (
     file_problems,
     reference_problems,
     rule_problems,
     schema_problems,
 )
-from billing.checks.lease_reports import lease_problems
-from billing.checks.outbox import outbox_problems
-from billing.checks.price_cards import price_card_problems
+from billing.checks.lease_totals import lease_problems
+from billing.checks.outbox_rows import outbox_problems
 from billing.checks.requests import engine_problems, request_problems, term_problems
 from billing.checks.transfers import booking_problems, repayment_problems, transfer_problems
 from billing.columns import metadata

@@ -5,10 +5,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, literal, select
 
-from billing.checks.rows import each
 from billing.meters import WritePoint
 from billing.rows import from_json
-from billing.scan import scan
+from billing.scan import each, scan
 from billing.tables import cache_entries, holds, requests
 
 

@@ -6,12 +6,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, Subquery, case, func, select
 
 from billing.cache_split import writes_billed
-from billing.checks.rows import each
 from billing.facts import GrantFact, is_failure
 from billing.meters import Meter, Quantities, WritePoint, split
 from billing.records import quantities_of
 from billing.rows import from_json
-from billing.scan import as_int, scan
+from billing.scan import as_int, each, scan
 from billing.tables import holds, kv_records, requests, transfers
 
 # What the final row of a request has from its hold.

@@ -6,11 +6,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, exists, func, select
 
 from billing import accounts as names
-from billing.checks.rows import each
 from billing.ledger import transaction_id
 from billing.meters import Meter
 from billing.money import amount_nanos
-from billing.scan import scan
+from billing.scan import each, scan
 from billing.tables import booking_clock, holds, price_rates, requests, transfers
 
 

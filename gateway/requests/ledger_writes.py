@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 # A group commit takes milliseconds. A write that has not begun by then is given up: it never
 # happens. One that has begun is waited for.
-BEGIN_SECONDS_MAX = 15.0
+BEGIN_WITHIN = timedelta(seconds=15)
 
 # A client waits for its last event meanwhile, so the tries end soon.
 RETRY_PAUSES_SECONDS = (0.1, 0.5, 2.0)
@@ -28,7 +29,7 @@ async def write(
     deps: Dependencies,
     operation: Callable[[Connection], T],
     *,
-    begin_within_seconds: float = BEGIN_SECONDS_MAX,
+    begin_within: timedelta = BEGIN_WITHIN,
 ) -> T:
     """Commit one operation. Raises LedgerUnavailable, or the operation's own BillingError.
 
@@ -36,7 +37,7 @@ async def write(
     that is lost during the commit itself.
     """
     try:
-        return await deps.database.write(operation, begin_within_seconds=begin_within_seconds)
+        return await deps.database.write(operation, begin_within=begin_within)
     except (SQLAlchemyError, WriterUnavailable) as error:
         log.warning("ledger_write_failed", exc_info=True)
         raise LedgerUnavailable("The ledger cannot be written now; try again") from error

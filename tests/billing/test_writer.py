@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -231,7 +232,7 @@ def locked(url: str) -> Iterator[None]:
 def test_a_write_given_up_under_a_lock_never_happens(database: Database, database_url: str) -> None:
     async def give_up() -> None:
         with pytest.raises(WriteGivenUp):
-            await database.write(enqueue("given up"), begin_within_seconds=0.05)
+            await database.write(enqueue("given up"), begin_within=timedelta(milliseconds=50))
 
     with locked(database_url):
         asyncio.run(give_up())
@@ -249,7 +250,8 @@ def test_a_hold_given_up_under_a_lock_reserves_nothing(
     async def give_up() -> None:
         with pytest.raises(WriteGivenUp):
             await database.write(
-                lambda conn: open_hold(conn, hold, ttl_ms=TTL_MS), begin_within_seconds=0.05
+                lambda conn: open_hold(conn, hold, ttl_ms=TTL_MS),
+                begin_within=timedelta(milliseconds=50),
             )
 
     with locked(database_url):

@@ -7,10 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, exists, literal, select
 
 from billing.checks.requests import posted_by_meter
-from billing.checks.rows import each
 from billing.meters import Meter
 from billing.outbox import USAGE, usage_payload
-from billing.scan import scan
+from billing.scan import each, scan
 from billing.tables import holds, outbox, requests
 
 

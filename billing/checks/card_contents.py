@@ -5,10 +5,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from billing.checks.rows import each
 from billing.meters import Meter
 from billing.price_cards import PriceCard, content_hash
-from billing.scan import scan
+from billing.scan import each, scan
 from billing.tables import price_cards, price_rates
 
 

@@ -5,11 +5,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, or_, select
 
-from billing.checks.rows import each
 from billing.decisions import RELEASE_REASON
 from billing.holds import Hold
 from billing.rows import from_row
-from billing.scan import scan
+from billing.scan import each, scan
 from billing.tables import hold_decisions, holds, requests
 
 
