@@ -1,6 +1,7 @@
 """The operator's commands: what they print, and one sentence for what they refuse."""
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from billing.booking import last_booked_at_ms
 from billing.customers import find_caller
 from billing.database import Database
 from gateway.commands import app
@@ -87,6 +89,35 @@ def test_a_postpaid_organization_cannot_be_topped_up(migrated: Run) -> None:
 
     assert "postpaid" in refusal
     assert organization in refusal
+
+
+def test_verify_names_a_damaged_schema_and_goes_on(migrated: Run, data_dir: Path) -> None:
+    migrated("organizations", "create")
+    connection = sqlite3.connect(data_dir / "kvmeter.sqlite3")
+    connection.execute("DROP TRIGGER transfers_no_update")
+    connection.execute("UPDATE accounts SET credits_posted_nanos = 1 WHERE id = 'revenue:input'")
+    connection.commit()
+    connection.close()
+
+    command = [sys.executable, "-m", "gateway.commands", "ledger", "verify", "--json"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (found.returncode, found.stderr) == (1, "")
+    problems = json.loads(found.stdout)["problems"]
+    assert "The schema's transfers_no_update is missing, changed or switched off." in problems
+    assert "The trial balance is not zero: 1." in problems
+    assert "transfers_no_update" in migrated("keys", "list", fails=True)
+
+
+def test_a_report_of_a_time_that_has_passed_closes_it(migrated: Run, data_dir: Path) -> None:
+    url = Settings(data_dir=data_dir).ledger_url
+    database = Database(url, now_ms=lambda: 0)
+
+    migrated("report", "usage", "--until", "2020-01-01")
+    migrated("report", "usage", "--until", "2999-01-01")
+
+    assert database.read_now(last_booked_at_ms) == 1_577_836_800_000
+    database.close()
 
 
 @pytest.mark.parametrize(
