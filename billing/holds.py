@@ -75,12 +75,6 @@ def open_hold(
     )
 
 
-def open_holds(conn: Connection) -> list[Hold]:
-    """Return the open holds, oldest first."""
-    query = select(holds).where(holds.c.state == "open").order_by(holds.c.started_at_ms)
-    return [from_row(Hold, row) for row in conn.execute(query)]
-
-
 def find_hold(conn: Connection, request_id: str, *, without_writes: bool = False) -> Hold | None:
     """Return the hold of a request, open or closed, or None.
 
@@ -115,7 +109,7 @@ class OpenHold:
     owner_boot_id: str
 
 
-def open_hold_names(conn: Connection) -> list[OpenHold]:
+def open_holds(conn: Connection) -> list[OpenHold]:
     """Return the open holds by name, oldest first."""
     query = select(holds).where(holds.c.state == "open").order_by(holds.c.started_at_ms)
     return [OpenHold(row.request_id, row.owner_boot_id) for row in conn.execute(query)]

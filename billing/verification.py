@@ -30,7 +30,7 @@ from billing.checks.outbox_rows import outbox_problems
 from billing.checks.requests import engine_problems, request_problems, term_problems
 from billing.checks.transfers import booking_problems, repayment_problems, transfer_problems
 from billing.columns import metadata
-from billing.holds import OpenHold, open_hold_names
+from billing.holds import OpenHold, open_holds
 
 T = TypeVar("T")
 
@@ -79,8 +79,8 @@ def verify(conn: Connection) -> Verification:
     problems: list[str] = []
     for subject, check in CHECKS.items():
         problems.extend(_finished(conn, subject, check))
-    open_holds = _read(conn, open_hold_names)
-    return Verification(tuple(problems), _row_counts(conn), tuple(open_holds or ()))
+    still_open = _read(conn, open_holds)
+    return Verification(tuple(problems), _row_counts(conn), tuple(still_open or ()))
 
 
 def _finished(

@@ -9,11 +9,11 @@ from sqlalchemy import func, select
 from billing.database import Database
 from billing.entries import find_live
 from billing.errors import InsufficientBalance, UnknownOrganization
-from billing.holds import Hold, find_hold, open_hold, open_holds
+from billing.holds import Hold, OpenHold, find_hold, open_hold, open_holds
 from billing.ledger import top_up
 from billing.meters import WritePoint
 from billing.tables import cache_entries, holds
-from tests.billing.books import NOW_MS, TTL_MS, Books, make_books, no_clock
+from tests.billing.books import NOW_MS, OWNER, TTL_MS, Books, make_books, no_clock
 
 WORST_NANOS = 1_000_000
 
@@ -83,7 +83,7 @@ def test_a_postpaid_hold_is_a_row_that_limits_nothing(database: Database) -> Non
 
     hold = books.open(amount_nanos=10**15)
 
-    assert database.read_now(open_holds) == [hold]
+    assert database.read_now(open_holds) == [OpenHold(hold.request_id, OWNER)]
     books.assert_sound()
 
 
@@ -103,7 +103,9 @@ def test_open_holds_are_found_oldest_first_whoever_opened_them(prepaid: Books) -
     first = prepaid.open(owner_boot_id="boot_0")
     prepaid.settle(prepaid.open(owner_boot_id="boot_0"))
 
-    assert prepaid.database.read_now(open_holds) == [first, second]
+    assert prepaid.database.read_now(open_holds) == [
+        OpenHold(hold.request_id, OWNER) for hold in (first, second)
+    ]
 
 
 def test_an_unknown_organization_cannot_hold(prepaid: Books) -> None:
