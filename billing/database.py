@@ -72,7 +72,7 @@ class Database:
 
         An operation that was given up is never run, now or later, and raises WriteGivenUp. If the
         caller is cancelled before the operation begins, it is given up as well. One that has begun
-        is waited for; README, "Time limits", has the bounds.
+        is waited for; `billing/README.md` has the bounds.
         """
         job = self._writer.submit(operation)
         outcome = asyncio.wrap_future(job)

@@ -104,7 +104,7 @@ def test_open_holds_are_found_oldest_first_whoever_opened_them(prepaid: Books) -
     prepaid.settle(prepaid.open(owner_boot_id="boot_0"))
 
     assert prepaid.database.read_now(open_holds) == [
-        OpenHold(hold.request_id, OWNER) for hold in (first, second)
+        OpenHold(hold.request_id, hold.owner_boot_id) for hold in (first, second)
     ]
 
 
