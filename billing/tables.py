@@ -139,6 +139,14 @@ holds = table(
         sqlite_where=condition("state = 'open'"),
         postgresql_where=condition("state = 'open'"),
     ),  # recovery reads the few open holds, once a minute
+    Index(None, "closed_at_ms"),  # reports are by booking time
+)
+
+booking_clock = table(
+    "booking_clock",
+    integer("id", primary_key=True),
+    integer("last_booked_at_ms"),
+    CheckConstraint("id = 1", name="one"),
 )
 
 cache_entries = table(
@@ -201,6 +209,17 @@ requests = table(
         name="prompt",
     ),  # the prompt is billed whole or not at all
     Index(None, "organization_id", "ended_at_ms"),
+)
+
+# What an operator closed by hand, and why.
+hold_decisions = table(
+    "hold_decisions",
+    text("request_id", ForeignKey("requests.id"), primary_key=True),
+    text("decision"),
+    text("actor"),
+    text("reason"),
+    integer("decided_at_ms"),
+    one_of("decision", "settled", "released"),
 )
 
 transfers = table(
@@ -319,5 +338,6 @@ IMMUTABLE = (
     transfers,
     kv_records,
     lease_reports,
+    hold_decisions,
     server_secret,
 )

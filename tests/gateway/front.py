@@ -150,7 +150,7 @@ async def front(folder: Path, *, models: Sequence[str] = ("wt",)) -> AsyncIterat
     """A gateway on a fresh SQLite ledger in `folder`."""
     settings = Settings(data_dir=folder)
     migrate(settings.ledger_url)
-    database = Database(settings.ledger_url)
+    database = Database(settings.ledger_url, now_ms=lambda: NOW_MS)
     populate(database)
     engine = IdleEngine()
     deps = Dependencies(

@@ -29,6 +29,7 @@ from engine.config import EngineConfig
 from engine.plan import Plan
 from gateway.app import create_app
 from gateway.background.ownership import register_gateway
+from gateway.clock import Clock as GatewayClock
 from gateway.dependencies import Dependencies
 from gateway.ids import id_maker
 from gateway.prompts.model_catalog import Catalog, ServedModel
@@ -110,6 +111,7 @@ class Stack:
     key: str = ""
     admin_key: str = ""
     _keys: int = 0
+    wall_steps_ms: int = 0  # by which the wall clock was set back or forth
     _started_ms: int = 0
     _clients: dict[str, httpx.Client] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -121,9 +123,15 @@ class Stack:
         target_ms = self._started_ms + round(seconds * 1000)
         self.clock.advance(target_ms - self.clock.now_ms)
 
+    def __post_init__(self) -> None:
+        self._gateway_clock = GatewayClock(wall_ms=self._wall_ms, monotonic_ms=self.clock)
+
     def now_ms(self) -> int:
-        """The gateway's wall clock; the engine's is the same one, with another zero."""
-        return EPOCH_MS + self.clock()
+        """The gateway's time; the engine's is the same one, with another zero."""
+        return self._gateway_clock()
+
+    def _wall_ms(self) -> int:
+        return EPOCH_MS + self.clock() + self.wall_steps_ms
 
     def start_engine(self, **changes: Any) -> None:
         """Start the engine, or start it again on the same journal; `changes` are what it is."""
@@ -292,8 +300,8 @@ def running_stack(
     words = Words()
     url = database_url or f"sqlite:///{folder / 'ledger.sqlite3'}"
     migrate(url)
-    database = database_class(url)
     clock = Clock()
+    database = database_class(url, now_ms=lambda: EPOCH_MS + clock())
     stack = Stack(
         folder=folder,
         database=database,
