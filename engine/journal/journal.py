@@ -266,7 +266,7 @@ def _record(data: object, path: Path) -> EngineRecord:
 
 
 def _engine_id(folder: Path) -> str:
-    """The id of the engine that this journal is the memory of; made with the folder."""
+    """Return the engine's id, which the first start creates; it stays with the folder."""
     path = folder / "engine-id"
     try:
         return path.read_text(encoding="ascii")
