@@ -13,6 +13,7 @@ facts written. Closed records and reports are each kept up to KEPT_BYTES; the ol
 
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -34,6 +35,8 @@ from engine.wire import from_plain, to_plain
 
 SEGMENT_BYTES = 8 << 20
 KEPT_BYTES = 128 << 20
+ENGINE_ID = re.compile(rb"engine_[0-9a-f]{32}")
+ENGINE_ID_BYTES = 39
 _OFFSET_BITS = 40  # a line's place is segment number << 40 | offset: one int, as the index is large
 
 
@@ -58,7 +61,7 @@ class Journal:
         self._produced: dict[str, int] = {}  # output tokens by request, since the last flush
         self._lock = _locked(folder)
         try:
-            self.engine_id = _engine_id(folder)
+            self.engine_id = _engine_id(self._lock)
             self._recover()
         except BaseException:
             os.close(self._lock)
@@ -265,17 +268,19 @@ def _record(data: object, path: Path) -> EngineRecord:
     return record
 
 
-def _engine_id(folder: Path) -> str:
-    """Return the engine's id, which the first start creates; it stays with the folder."""
-    path = folder / "engine-id"
-    try:
-        return path.read_text(encoding="ascii")
-    except FileNotFoundError:
-        draft = path.with_name("engine-id.draft")
-        draft.write_text(f"engine_{secrets.token_hex(16)}", encoding="ascii")
-        draft.rename(path)
-        sync_folder(folder)
-        return path.read_text(encoding="ascii")
+def _engine_id(lock: int) -> str:
+    """Return the engine's id, kept in the lock file, which the first start of a folder writes.
+
+    A damaged one is replaced: it only tells whether this journal can have a request's record.
+    """
+    found = os.pread(lock, ENGINE_ID_BYTES + 1, 0)
+    if ENGINE_ID.fullmatch(found):
+        return found.decode("ascii")
+    made = f"engine_{secrets.token_hex(16)}"
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, made.encode("ascii"), 0)
+    os.fsync(lock)
+    return made
 
 
 def _locked(folder: Path) -> int:
