@@ -11,6 +11,7 @@ from gateway.background.ownership import keeping_ownership
 from gateway.background.recovery import keep_recovering
 from gateway.dependencies import Dependencies
 from gateway.http import error_responses
+from gateway.http.connection_limits import ConnectionLimits
 from gateway.http.edge import Edge
 from gateway.requests.open_requests import OpenRequests
 from gateway.routes import count_tokens, health, messages, models, request_records
@@ -36,6 +37,10 @@ def create_app(deps: Dependencies) -> FastAPI:
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.deps = deps
     app.state.open_requests = open_requests
+    app.state.connection_limits = ConnectionLimits(
+        max_total=deps.settings.max_connections,
+        max_per_address=deps.settings.max_connections_per_address,
+    )
     for module in (messages, count_tokens, models, request_records, health):
         app.include_router(module.router)
     error_responses.install(app)

@@ -31,6 +31,7 @@ from gateway.app import create_app
 from gateway.background.ownership import register_gateway
 from gateway.clock import Clock as GatewayClock
 from gateway.dependencies import Dependencies
+from gateway.http.connection import HttpConnection
 from gateway.ids import id_maker
 from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.settings import Settings
@@ -359,6 +360,12 @@ class Serving:
         await self._engine.close()
 
     @property
+    def num_cut(self) -> int:
+        """How many open requests were cut, and have not ended yet."""
+        generations = self._app.state.open_requests._tasks.values()
+        return sum(generation._cut_by is not None for generation in list(generations))
+
+    @property
     def fenced(self) -> bool:
         """Whether another gateway has taken this one for dead, and it knows."""
         return self._app.state.open_requests.fenced.is_set()
@@ -408,6 +415,7 @@ class Serving:
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             self._app,
+            http=HttpConnection,
             port=0,
             ws="none",
             log_config=None,
