@@ -1,4 +1,4 @@
-"""The engine's record of one admitted request, in billing's own types."""
+"""Engine facts: what billing keeps of the engine's record of one admitted request."""
 
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args

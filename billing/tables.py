@@ -1,4 +1,6 @@
-"""All tables. Times are BIGINT milliseconds since 1970 (UTC), money is integers, ids are text.
+"""The tables of the ledger database: columns, keys, CHECKs and indexes.
+
+Times are BIGINT milliseconds since 1970 (UTC), money is integers, ids are text.
 
 Migrations create these tables; a test compares the two.
 """

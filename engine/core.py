@@ -292,6 +292,6 @@ def _completion(sequence: Sequence, *, has_sampled: bool) -> FinishReason | None
     """Return why a sequence that was just served is complete; None: it goes on."""
     if has_sampled and sequence.is_stopped():
         return "stop_token"
-    if sequence.num_output == sequence.max_tokens and sequence.computed >= sequence.num_prompt:
+    if sequence.num_output == sequence.max_tokens and sequence.num_computed >= sequence.num_prompt:
         return "max_tokens"
     return None

@@ -80,10 +80,23 @@ def serve(
         if arguments.until_stdin_closes:
             server.stop_at_end_of(sys.stdin.fileno())
         else:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: server.stop())
+            _stop_on_signals(server)
         _announce(info, config, bound_url(listener, arguments.listen), kernels.reason)
         server.run()
+
+
+def _stop_on_signals(server: EngineServer) -> None:
+    """Stop at SIGTERM or SIGINT.
+
+    A Python handler does not run while the loop sleeps. A signal that arrives just before the sleep
+    does not interrupt it, so each signal also makes a pipe readable, which wakes the loop.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    server.stop_at_end_of(read_end)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
 
 
 def _device(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""The journal: appends the facts of requests and leases, recovers after a crash, finds records.
+"""The engine's write-ahead log: appends facts of requests and leases, recovers, finds records.
 
 One folder holds three kinds of log files, in segments:
 

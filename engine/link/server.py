@@ -64,7 +64,7 @@ class EngineServer:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._links: set[ClientSocket] = set()
-        self._owners: dict[str, ClientSocket] = {}
+        self._link_by_request: dict[str, ClientSocket] = {}
         self._outbox: defaultdict[ClientSocket, list[Event]] = defaultdict(list)
         # The newest report of each lease, for later links.
         reports = journal.last_reports(MAX_REPORTS_AGAIN)
@@ -127,7 +127,7 @@ class EngineServer:
     def _turn(self) -> None:
         """Run one step, write its facts to the journal, then send its frames."""
         for event in self._core.step(self._clock()):
-            if link := self._owner_of(event):
+            if link := self._link_of(event):
                 self._outbox[link].append(event)
         self._journal.flush()
         for link, events in self._outbox.items():
@@ -137,11 +137,11 @@ class EngineServer:
         self._reply()
         self._update_links()
 
-    def _owner_of(self, event: Event) -> ClientSocket | None:
+    def _link_of(self, event: Event) -> ClientSocket | None:
         """Return the link that submitted the event's request; None if it has ended."""
         if not isinstance(event, Finished | Rejected):
-            return self._owners.get(event.request_id)
-        link = self._owners.pop(event.request_id, None)
+            return self._link_by_request.get(event.request_id)
+        link = self._link_by_request.pop(event.request_id, None)
         if link:
             link.request_ids.discard(event.request_id)
         return link
@@ -202,12 +202,12 @@ class EngineServer:
         if (rejected := self._rejected(request)) is not None:
             self._outbox[link].append(rejected)
             return
-        self._owners[request.request_id] = link
+        self._link_by_request[request.request_id] = link
         link.request_ids.add(request.request_id)
 
     def _rejected(self, request: GenerateRequest) -> Rejected | None:
         request_id = request.request_id
-        if request_id in self._owners or request_id in self._journal:
+        if request_id in self._link_by_request or request_id in self._journal:
             # The journal has the record of its first use; a second one would overwrite it.
             return Rejected(request_id, "invalid_request", f"Used request id: {request_id}")
         return self._core.submit(request, self._clock())
@@ -272,7 +272,7 @@ class EngineServer:
         """Close a link and abort its requests; the next step writes their records."""
         for request_id in link.request_ids:
             self._core.abort(request_id)
-            self._owners.pop(request_id, None)
+            self._link_by_request.pop(request_id, None)
         self._outbox.pop(link, None)
         self._links.discard(link)
         self._selector.unregister(link.connection)
@@ -283,7 +283,7 @@ class EngineServer:
 
     def _end(self) -> None:
         """Abort all requests, and step until their records are written and sent."""
-        for request_id in self._owners:
+        for request_id in self._link_by_request:
             self._core.abort(request_id)
         while self._core.has_work:
             self._turn()

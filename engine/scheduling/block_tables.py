@@ -1,4 +1,4 @@
-"""Block tables: which blocks a sequence reuses, allocates and publishes, and its leases.
+"""Block tables: which blocks a sequence reuses, allocates and adds to the prefix index.
 
 match, fit, restore       what a sequence could reuse, and whether it fits now
 attach, load, admit       its blocks allocated, its breakpoints granted, its record frozen
@@ -102,7 +102,7 @@ class BlockTables:
             self.pool.attach(match.tail_source)
         self._allocate(sequence, self._num_missing(sequence))
         sequence.chain.adopt(match.prefixes, len(match.blocks) - len(match.prefixes))
-        sequence.computed = sequence.num_reused = match.num_tokens
+        sequence.num_computed = sequence.num_reused = match.num_tokens
         if match.tail_source is None:
             return None
         num_slots = match.num_tokens - len(match.blocks) * self._config.block_size
@@ -147,7 +147,7 @@ class BlockTables:
         committed = []
         while sequence.uncommitted:
             index = sequence.uncommitted[0]
-            if sequence.grants[index].num_tokens > sequence.computed:
+            if sequence.grants[index].num_tokens > sequence.num_computed:
                 break
             self._commit_grant(sequence, index)
             committed.append(sequence.grants[index].num_tokens)
@@ -243,9 +243,9 @@ class BlockTables:
     def _publish(self, sequence: Sequence, num_new: int) -> None:
         """Mark tokens as computed and index the blocks that they filled."""
         size = self._config.block_size
-        first = sequence.computed // size
-        sequence.computed += num_new
-        for number in range(first, sequence.computed // size):
+        first = sequence.num_computed // size
+        sequence.num_computed += num_new
+        for number in range(first, sequence.num_computed // size):
             self.index.publish(sequence.chain, (number + 1) * size, sequence.blocks[number])
 
     def _commit_grant(self, sequence: Sequence, index: int) -> None:

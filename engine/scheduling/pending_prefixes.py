@@ -1,4 +1,4 @@
-"""Pending prefixes: a prompt waits for a prefix that a running one computes, and reuses it.
+"""Defers a waiting prompt while a running sequence computes a prefix that it can reuse.
 
     leader     [ committed | next block | ............. ]   running, computes its prompt
     follower   [ matched   | next block | .... | own .. ]   waits, and then reads what it shares
@@ -33,7 +33,7 @@ class PendingPrefixes:
         """Register a running sequence under the next block of its prompt, if there is one."""
         self.leave(leader)
         size = self._config.block_size
-        end = (leader.computed // size + 1) * size
+        end = (leader.num_computed // size + 1) * size
         if self._is_on and end <= leader.num_prompt:
             key = self._next_keys[leader] = leader.chain.at(end).key
             self._leaders.setdefault(key, leader)

@@ -1,4 +1,4 @@
-"""The scheduler: which sequences compute how many tokens in the next step.
+"""The scheduler: which sequences compute how many tokens next, and which one is preempted.
 
 Prefill and decode share each step: one token budget goes first to sequences that decode, then to
 prompts, in the turns of their namespaces, running prompts before waiting ones. Two rules keep it
@@ -149,7 +149,7 @@ class Scheduler:
             if match is None:
                 break
             self.waiting.preempted.popleft()
-            num_computed = sequence.computed
+            num_computed = sequence.num_computed
             match = self._start(sequence, match, step)
             sequence.tokens_recomputed_preemption += max(0, num_computed - match.num_tokens)
 

@@ -1,8 +1,8 @@
 """A sequence: one request's token ids, block table, grants and record, from submit to its end.
 
 tokens    [ prompt ............................ | output ....... ]
-            0                  computed           num_prompt      num_tokens
-table     [ block 0 | block 1 | ... ]   holds the KV of positions 0 .. computed - 1
+            0                  num_computed       num_prompt      num_tokens
+table     [ block 0 | block 1 | ... ]   holds the KV of positions 0 .. num_computed - 1
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ class Deferral:
     def is_pending(self) -> bool:
         """Whether the leader is running and has not committed the tokens."""
         # Only running sequences have blocks: a leader that ended or was preempted has none.
-        return bool(self.leader.blocks) and self.leader.computed < self.num_tokens
+        return bool(self.leader.blocks) and self.leader.num_computed < self.num_tokens
 
 
 class Sequence:
@@ -42,12 +42,14 @@ class Sequence:
         self.submitted_ms = submitted_ms
         self.num_prompt = self.num_tokens = request.num_prompt_tokens
         self.capacity = self.num_prompt + max_tokens
-        self._tokens = np.empty(self.capacity, dtype=TOKEN_DTYPE)
-        self._tokens[: self.num_prompt] = np.frombuffer(request.prompt_token_ids, dtype=TOKEN_DTYPE)
-        self.chain = PrefixChain(request.namespace, self._tokens, config.block_size)
+        self._token_ids = np.empty(self.capacity, dtype=TOKEN_DTYPE)
+        self._token_ids[: self.num_prompt] = np.frombuffer(
+            request.prompt_token_ids, dtype=TOKEN_DTYPE
+        )
+        self.chain = PrefixChain(request.namespace, self._token_ids, config.block_size)
         self._blocks_for = config.blocks_for
 
-        self.computed = 0
+        self.num_computed = 0
         self.num_reused = 0  # of those, reused when it last started
         self.blocks: list[int] = []
         self._block_table = np.empty(config.blocks_for(self.capacity), dtype=np.int32)
@@ -78,7 +80,7 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         """Tokens of the prompt and output whose KV is not computed yet."""
-        return self.num_tokens - self.computed
+        return self.num_tokens - self.num_computed
 
     @property
     def num_output(self) -> int:
@@ -88,7 +90,7 @@ class Sequence:
     @property
     def last_token(self) -> int:
         """The newest token."""
-        return int(self._tokens[self.num_tokens - 1])
+        return int(self._token_ids[self.num_tokens - 1])
 
     def is_stopped(self) -> bool:
         """Whether the newest token ends the output."""
@@ -96,7 +98,7 @@ class Sequence:
 
     def append(self, token: int) -> None:
         """Add one output token, not computed yet."""
-        self._tokens[self.num_tokens] = token
+        self._token_ids[self.num_tokens] = token
         self.num_tokens += 1
 
     def add_block(self, block: int) -> None:
@@ -112,18 +114,18 @@ class Sequence:
     def tokens_to_next_cut(self) -> int:
         """Return how many tokens are left to compute, up to the next uncommitted breakpoint."""
         for index in self.uncommitted:
-            if (length := self.grants[index].num_tokens) > self.computed:
-                return length - self.computed
-        return self.num_tokens - self.computed
+            if (length := self.grants[index].num_tokens) > self.num_computed:
+                return length - self.num_computed
+        return self.num_tokens - self.num_computed
 
     def row(self, num_new: int) -> Row:
         """Return the row that computes the next `num_new` tokens."""
-        stop = self.computed + num_new
+        stop = self.num_computed + num_new
         return Row(
             request_id=self.request.request_id,
             namespace=self.request.namespace,
-            token_ids=self._tokens[self.computed : stop],
-            start=self.computed,
+            token_ids=self._token_ids[self.num_computed : stop],
+            start=self.num_computed,
             block_table=self._block_table[: self._blocks_for(stop)],
             samples=stop == self.num_tokens and self.num_output < self.max_tokens,
             sampling=self.request.sampling,

@@ -1,4 +1,4 @@
-"""A step while the scheduler plans it, and the plan that the model runner gets."""
+"""What the scheduler collects for the next step, then freezes into the runner's plan."""
 
 from dataclasses import dataclass, field
 

@@ -24,12 +24,12 @@ def stack(tmp_path: Path):
 
 def abort_before_the_first_token(stack: Stack, body: dict[str, Any]) -> dict[str, Any]:
     """Leave once the request is admitted; return its record."""
-    stack.runner.pace_seconds = 0.02
+    stack.runner.prefill_seconds = 0.02
     with stack.stream(body) as response:
         assert next(read_events(response))["type"] == "message_start"
         request_id = response.headers["request-id"]
     stack.wait_until(lambda: stack.open_holds() == [])
-    stack.runner.pace_seconds = 0
+    stack.runner.prefill_seconds = 0
     record = assert_books_agree(stack, request_id)
     assert (record["status"], record["engine"]["output_tokens"]) == ("aborted", 0)
     return record
@@ -70,11 +70,11 @@ def test_it_renews_no_entry_that_it_read(stack: Stack):
 def test_a_billed_read_renews_from_its_admission_on(stack: Stack):
     assert split_of(stack.post(SHORT)) == Split(w5=1000, input=20)
     stack.at(200)
-    stack.runner.pace_seconds = 0.02
+    stack.runner.prefill_seconds = 0.02
     with stack.stream(LONG) as response:
         assert next(read_events(response))["type"] == "message_start"
         stack.at(400)
-        stack.runner.pace_seconds = 0
+        stack.runner.prefill_seconds = 0
 
         assert split_of(stack.post(SHORT)) == Split(read=1000, input=20)
 
