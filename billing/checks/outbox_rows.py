@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, literal, select
+from sqlalchemy import Connection, Row, exists, func, literal, select
 
 from billing.checks.requests import posted_by_meter
 from billing.meters import Meter
 from billing.outbox import USAGE, usage_payload
 from billing.scan import each, scan
-from billing.tables import holds, outbox, requests
+from billing.tables import holds, outbox, requests, transfers
 
 
 def outbox_problems(conn: Connection) -> Iterator[str]:
@@ -27,8 +27,11 @@ def outbox_problems(conn: Connection) -> Iterator[str]:
         .outerjoin(outbox, outbox.c.id == literal(f"{USAGE}:") + requests.c.id),
     )  # fmt: skip
     yield from each(rows, _name, _problems)
-    charged = exists().where(outbox.c.id == literal(f"{USAGE}:") + posted.c.request_id)
-    for row in scan(conn, select(outbox.c.id).where(outbox.c.topic == USAGE, ~charged)):
+    request_id = func.substr(outbox.c.id, len(f"{USAGE}:") + 1)
+    is_charged = exists().where(
+        transfers.c.request_id == request_id, transfers.c.kind == "usage"
+    )  # by the index of transfers
+    for row in scan(conn, select(outbox.c.id).where(outbox.c.topic == USAGE, ~is_charged)):
         yield f"Outbox row {row.id} is of no charged request."
 
 

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
 from billing.booking import close_period, last_booked_at_ms
@@ -172,3 +173,17 @@ def test_the_database_refuses_an_end_before_the_start(books: Books) -> None:
 
     with pytest.raises(IntegrityError, match="end after their start"):
         books.database.write_now(lambda conn: conn.exec_driver_sql(early))
+
+
+def test_the_booking_clock_of_an_older_database_begins_at_its_last_booking(books: Books) -> None:
+    hold = books.open()
+    settle_at(books, hold.request_id, hold, NOW_MS + 7_000)
+    migration = import_module("migrations.versions.0004_bookings_and_decisions")
+
+    def begin_again(conn: Connection) -> None:
+        conn.exec_driver_sql("DELETE FROM booking_clock")
+        conn.exec_driver_sql(migration.FIRST_ROW)
+
+    books.database.write_now(begin_again)
+
+    assert books.database.read_now(last_booked_at_ms) == NOW_MS + 7_000
