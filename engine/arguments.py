@@ -225,7 +225,8 @@ def _add_leases(add: Any) -> None:
     )
     add(
         "--lease-quota-bytes",
-        "KV bytes that the leases of one namespace may pin; if absent as many as all may.",
+        "KV bytes that the leases of one namespace may pin; if absent a quarter of what all "
+        "may, at least one whole context.",
         variable="KVMETER_LEASE_QUOTA_BYTES",
         type=_amount,
         metavar="BYTES",

@@ -24,6 +24,8 @@ class EngineConfig:
     lease_grace_ms               how much longer a lease lives than the cache entry it serves
     max_queue                    waiting requests; one more is rejected as "overloaded"
     max_queue_wait_ms            a request that waited this long is rejected as "overloaded"
+    max_bypass_ms                how long others pass a request that does not fit, and how long
+                                 admission then waits for it before they pass again
     min_shared_tokens            a request is deferred if a running one computes this much of it
     max_defer_ms                 longest deferral
     enable_prefix_caching        off: nothing is reused, every lease is refused
@@ -46,6 +48,7 @@ class EngineConfig:
     lease_grace_ms: int = 5_000
     max_queue: int = 1_024
     max_queue_wait_ms: int = 60_000
+    max_bypass_ms: int = 5_000
     min_shared_tokens: int = 256
     max_defer_ms: int = 30_000
     enable_prefix_caching: bool = True
