@@ -21,6 +21,7 @@ class Arguments:
     listen: str
     max_num_seqs: int
     max_num_batched_tokens: int
+    step_target_ms: int
     max_queue_wait_seconds: int
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
@@ -134,6 +135,13 @@ def _add_limits(add: Any) -> None:
         type=_count,
         metavar="N",
         default="2048",
+    )
+    add(
+        "--step-target-ms",
+        "How long a step may take beside a stream: a long prompt is cut into chunks of that time.",
+        type=_count,
+        metavar="N",
+        default="200",
     )
     add(
         "--max-queue-wait-seconds",

@@ -16,6 +16,8 @@ class EngineConfig:
     max_model_len                longest prompt plus output the model accepts
     max_num_seqs                 sequences running at once
     max_num_batched_tokens       token budget of one step
+    step_target_ms               how long a step with a stream and a prompt should take; None: as
+                                 long as its token budget takes
     pin_cap_blocks               most distinct blocks that leases may pin; engine.compute.memory
                                  chooses it so that one whole context fits beside them
     namespace_quota_blocks       most distinct blocks that one namespace may pin
@@ -41,6 +43,7 @@ class EngineConfig:
     vocab_size: int
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    step_target_ms: int | None = None
     pin_cap_blocks: int
     namespace_quota_blocks: int
     block_bytes: int = 1

@@ -127,6 +127,8 @@ class EngineCore:
             events += self._execute(step)
         elif self._live:
             events += self._drop_a_lease_on_stall()
+        if not self._live:
+            self.scheduler.idle()
         self._journal_reports()
         return events
 

@@ -14,6 +14,7 @@ from engine.blocks.prefix_index import Match
 from engine.config import EngineConfig
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.bypass import Bypass
+from engine.scheduling.pace import Pace
 from engine.scheduling.pending_prefixes import PendingPrefixes
 from engine.scheduling.policy import choose_policy
 from engine.scheduling.sequence import Sequence
@@ -39,12 +40,18 @@ class Scheduler:
         self.running: list[Sequence] = []  # by first admission; every preempted one is younger
         self._turns = Turns(config.max_num_batched_tokens)
         self._bypass = Bypass(config.max_bypass_ms)
+        self._pace = Pace(config.step_target_ms)
         self._num_started = 0
         # Free blocks when the first preempted one last failed to fit; None: it did not fail.
         self._blocks_free_at_last_refusal: int | None = None
 
     def schedule(self, now_ms: int) -> Step:
-        """Plan the next step and allocate its blocks."""
+        """Plan the next step and allocate its blocks.
+
+        While there is work, this is called again as soon as the step has ended: so the time between
+        the calls is how long a step takes.
+        """
+        self._pace.begin(now_ms)
         step = Step(budget_left=self._config.max_num_batched_tokens)
         self._batching.begin_step(is_batch_open=bool(self.running or self.waiting.preempted))
         head = self._bypass.head(now_ms, self._fits_without_others)
@@ -56,9 +63,17 @@ class Scheduler:
         if self.counts["preemptions_total"] == num_preempted and self._has_more_free_blocks():
             self._resume_preempted(step)
             step.is_admitting = not self.waiting.preempted
+        num_decodes, is_alone = len(step.scheduled), not step.scheduled
+        step.limit(self._pace.prompt_tokens(is_alone=is_alone, budget=step.budget_left))
         self._serve_prompts(step, now_ms)
+        num_prompt_tokens = sum(num_new for _, num_new in step.scheduled[num_decodes:])
+        self._pace.end(now_ms, num_prompt_tokens, was_limited=step.is_full)
         self._batching.end_step(is_full=step.is_full)
         return step
+
+    def idle(self) -> None:
+        """Note that no work is left: the time until the next step is not this one's."""
+        self._pace.idle()
 
     def commit(self, step: Step) -> list[tuple[Sequence, int]]:
         """Publish what an executed step computed.
@@ -237,9 +252,8 @@ class Scheduler:
             return None
         if not (self._has_running_slot() and self._batching.may_admit()):
             return None
-        if not self._shares().may_start(namespace):
-            return None
-        if (waiting := self._next_of(namespace, now_ms)) is None:
+        may_start = self._shares().may_start(namespace)
+        if not may_start or (waiting := self._next_of(namespace, now_ms)) is None:
             return None
         sequence, match = waiting
         if (fitting := self._fit_or_pass(sequence, match, now_ms)) is None:

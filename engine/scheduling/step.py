@@ -34,6 +34,10 @@ class Step:
     is_admitting: bool = False
     admits_only: bytes | None = None
 
+    def limit(self, num_tokens: int) -> None:
+        """Let the step compute at most `num_tokens` more."""
+        self.budget_left = min(self.budget_left, num_tokens)
+
     def add(self, sequence: Sequence, num_new: int) -> None:
         """Add a row that computes a sequence's next `num_new` tokens."""
         self.scheduled.append((sequence, num_new))
