@@ -118,6 +118,7 @@ def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
         block_size=arguments.block_size,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
+        step_target_ms=arguments.step_target_ms,
         max_queue_wait_ms=arguments.max_queue_wait_seconds * 1000,
         enable_prefix_caching=arguments.enable_prefix_caching,
         enable_chunked_prefill=arguments.enable_chunked_prefill,

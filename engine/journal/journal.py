@@ -12,6 +12,7 @@ facts written. Closed records and reports are each kept up to KEPT_BYTES; the ol
 """
 
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -32,6 +33,8 @@ from engine.journal.segments import (
 from engine.journal.syncing import Syncer
 from engine.protocol import EngineRecord, LeaseReport
 from engine.wire import from_plain, to_plain
+
+log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 8 << 20
 KEPT_BYTES = 128 << 20
@@ -58,6 +61,7 @@ class Journal:
         self._leases: Segment
         self._places: dict[str, int] = {}  # closed requests, oldest first
         self._open_requests: dict[str, _OpenRequest] = {}
+        self._num_unreadable = 0
         self._produced: dict[str, int] = {}  # output tokens by request, since the last flush
         self._lock = _locked(folder)
         try:
@@ -112,13 +116,22 @@ class Journal:
             self._rotate_open()
 
     def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord]:
-        """Return the closed records of these requests, as far as there are. Raises JournalError."""
+        """Return the closed records of these requests, as far as there are.
+
+        One that cannot be read is left out and counted. Raises JournalError if writing fails.
+        """
         self.flush()
-        return {
-            request_id: self._record_at(self._places[request_id])
-            for request_id in request_ids
-            if request_id in self._places
-        }
+        records = {}
+        for request_id in request_ids:
+            place = self._places.get(request_id)
+            record = None if place is None else self._record_at(place)
+            if record is not None:
+                records[request_id] = record
+        return records
+
+    def stats(self) -> dict[str, float]:
+        """Return counters by metric name."""
+        return {"journal_lines_unreadable_total": self._num_unreadable}
 
     def last_reports(self, limit: int) -> list[LeaseReport]:
         """Return the newest report of each of the last `limit` reported leases, newest last.
@@ -238,9 +251,14 @@ class Journal:
         self._closed.sync()
         self._leases.sync()
 
-    def _record_at(self, place: int) -> EngineRecord:
+    def _record_at(self, place: int) -> EngineRecord | None:
         path = segment_path(self._folder, "closed", place >> _OFFSET_BITS)
-        return _record(read_line(path, place & ((1 << _OFFSET_BITS) - 1)), path)
+        try:
+            return _record(read_line(path, place & ((1 << _OFFSET_BITS) - 1)), path)
+        except JournalError as error:  # the other records and the requests that run are whole
+            log.warning("journal_line_unreadable: %s", error)
+            self._num_unreadable += 1
+            return None
 
 
 @dataclass(slots=True)

@@ -73,6 +73,13 @@ class BlockTables:
             self.pool.note_shortage()
         return fitting
 
+    def would_fit(self, sequence: Sequence, *, num_running: int, after: Iterable[Sequence]) -> bool:
+        """Return whether a sequence would fit once those of `after` have ended."""
+        ending = {block for each in after for block in each.blocks}
+        num_free = self.num_free_to_start(num_running) + self.leases.count_freed_by_unpinning()
+        num_free += sum(not self.pool.is_pinned(block) for block in ending)
+        return self._cut_to_fit(sequence, self.match(sequence), num_free) is not None
+
     def num_free_to_start(self, num_running: int) -> int:
         """Return how many free blocks a starting sequence may take.
 
