@@ -27,7 +27,7 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def execute(self, plan: Plan) -> list[int]:
+    def execute(self, plan: Plan) -> list[int | None]:
         """Load and copy blocks, compute all rows as one batch, sample those with `samples`."""
         self._cache.load(plan.loads)
         self._cache.copy(plan.copies)
