@@ -1,4 +1,4 @@
-"""StepRunner: runs steps on the runner, and finds the rows of a failed step that cannot be computed.
+"""StepRunner: runs steps on the runner; of a failed step it finds the rows that cannot be computed.
 
 A failed step is run again in halves, down to single rows: what K and V it has written is written
 again. So a row that cannot be computed fails alone.
@@ -96,7 +96,7 @@ class StepRunner:
                 self._execute(*_plan(half), result)
             except DeviceLost:
                 raise
-            except Exception as half_error:
+            except Exception as half_error:  # noqa: BLE001 - it is reported with its row
                 self._run_apart(half, half_error, result)
 
     def _require_progress(self, step: Step, result: StepResult) -> None:
