@@ -9,6 +9,7 @@ other requests only after the runner has returned from the step that computed it
 """
 
 import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from itertools import islice, takewhile
 from typing import Literal
@@ -31,6 +32,7 @@ from engine.scheduling.limits import clamp_max_tokens, find_fault
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
+from engine.step_runner import StepRunner
 from engine.tiers.lease_store import LeaseStore
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 COUNTERS = (
     "steps_total",
     "steps_failed_total",
+    "rows_failed_total",
+    "requests_not_finite_total",
     "steps_stalled_total",
     "step_rows_total",
     "step_kv_slots_reserved_total",
@@ -71,10 +75,10 @@ class EngineCore:
         """Start idle, with an empty KV pool and the leases that `store` kept through a restart."""
         assert 0 <= config.pin_cap_blocks < config.num_blocks, "the pin cap must leave blocks"
         self._config = config
-        self._runner = runner
         self._journal = journal
         self.scheduler = Scheduler(config, boot_id=boot_id, store=store or LeaseStore())
         self.leases = self.scheduler.tables.leases
+        self._step_runner = StepRunner(runner, self.scheduler.counts)
         self._live: dict[str, Sequence] = {}
         self._reports: list[LeaseReport] = []
         # Requests that the client ended, with the number of output tokens to keep (None: all).
@@ -245,19 +249,17 @@ class EngineCore:
         return [self._reject(oldest, message)]
 
     def _execute(self, step: Step) -> list[Event]:
-        """Run a step and commit it; if the runner fails, end every sequence of the step."""
+        """Run a step, commit what it computed and end the sequences that it could not compute.
+
+        Raises DeviceLost or StepsFailing: nothing can be computed any more.
+        """
         self.scheduler.counts["steps_total"] += 1
-        try:
-            sampled = self._runner.execute(step.plan)
-            num_samples = sum(row.samples for row in step.rows)
-            assert len(sampled) == num_samples, f"runner sampled {len(sampled)} of {num_samples}"
-        except Exception as error:
-            log.exception("step_failed")
-            self.scheduler.counts["steps_failed_total"] += 1
-            self.scheduler.abandon(step)
-            message = f"The step failed: {type(error).__name__}: {error}"
-            return [self._end(s, "error", message=message) for s in step.members()]
-        return [*self._commit(step), *self._emit(step, sampled)]
+        result = self._step_runner.run(step)
+        step.leave_out(result.failed)
+        events = [*self._commit(step), *self._emit(step, result.sampled)]
+        for sequence, reason in result.failed.items():
+            events.append(self._end(sequence, "error", message=reason))
+        return events
 
     def _commit(self, step: Step) -> list[Event]:
         events: list[Event] = []
@@ -266,14 +268,13 @@ class EngineCore:
             events.append(Committed(sequence.request_id, tokens))
         return events
 
-    def _emit(self, step: Step, sampled: Items[int]) -> list[Event]:
+    def _emit(self, step: Step, sampled: Mapping[Sequence, int]) -> list[Event]:
         """Append the sampled tokens to their sequences and end those that are complete."""
         events: list[Event] = []
-        remaining = iter(sampled)
         for (sequence, num_new), row in zip(step.scheduled, step.rows, strict=True):
             self.scheduler.counts["tokens_computed_total"] += num_new
             if row.samples:
-                token = int(next(remaining))
+                token = sampled[sequence]
                 sequence.append(token)
                 self._journal.produced(sequence.request_id, sequence.num_output)
                 events.append(Tokens(sequence.request_id, (token,)))

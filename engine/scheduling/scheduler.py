@@ -91,10 +91,6 @@ class Scheduler:
                 self.pending_prefixes.advance(sequence)
         return committed
 
-    def abandon(self, step: Step) -> None:
-        """Publish nothing of a step whose execution failed; the caller removes its sequences."""
-        self.tables.release_copy_sources(step.copies)
-
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence in any state and free all that it holds."""
         if sequence in self.waiting:

@@ -1,5 +1,6 @@
 """What the scheduler collects for the next step, then freezes into the runner's plan."""
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from engine.blocks.prefix_index import Match
@@ -53,6 +54,13 @@ class Step:
         """Return the sequences whose blocks are invalid if the step fails."""
         scheduled = [sequence for sequence, _ in self.scheduled]
         return list(dict.fromkeys([*scheduled, *self.filled]))
+
+    def leave_out(self, sequences: Container[Sequence]) -> None:
+        """Take out the rows of sequences that could not be computed, so that none is published."""
+        kept = [i for i, (sequence, _) in enumerate(self.scheduled) if sequence not in sequences]
+        self.scheduled = [self.scheduled[i] for i in kept]
+        self.rows = [self.rows[i] for i in kept]
+        self.restored = [restored for restored in self.restored if restored[0] not in sequences]
 
     @property
     def plan(self) -> Plan:

@@ -197,9 +197,10 @@ def test_a_failing_runner_ends_the_requests_of_its_step_and_publishes_nothing() 
     here = bench()
     here.run(ask("before", range(8), max_tokens=1))
     here.submit(ask("r", range(30), max_tokens=5, breakpoints=(write(20),)))
-    here.runner.fails_next = True
+    here.runner.fails = True
 
     events = here.step()
+    here.runner.fails = False
 
     assert [type(event) for event in events] == [Admitted, Finished]
     assert (events[1].reason, events[1].message) == (

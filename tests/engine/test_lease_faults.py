@@ -14,7 +14,7 @@ from engine.lease_types import Lease, owner_of
 from engine.protocol import Breakpoint, EngineRecord, Finished
 from engine.tiers.lease_store import LeaseStore
 from engine.tiers.tier import Costs
-from tests.engine.oracle import Bench, ask, small_config
+from tests.engine.oracle import Bench, OracleRunner, ask, small_config
 from tests.engine.slot_tier import ALWAYS_PAYS, SlotTier, slot_store
 from tests.engine.tiny_model import CONFIG, tiny_tensors, write_tiny_model
 
@@ -252,15 +252,36 @@ def test_row_26_a_failed_step_publishes_nothing_of_what_it_loaded() -> None:
     here.run(ask("writer", range(14), breakpoints=(write(14),)))
     here.step()
     here.boot()
-    here.runner.fails_next = True
+    here.runner.fails_loading = True
     here.submit(ask("fails", range(20), read_tokens=14, breakpoints=(read(14),)))
     (_, end) = here.step()
+    here.runner.fails_loading = False
     assert end.reason == "error"
     assert here.core.stats()["kv_blocks_evictable"] == 0
 
     record = record_of(here.run(ask("next", range(20), read_tokens=14, breakpoints=(read(14),))))
 
     assert (record.reads_by_tier, tier.num_loads) == ({"disk": 14}, 2)
+
+
+def test_a_lease_whose_copy_fails_stays_in_the_pool_and_is_counted() -> None:
+    tier = SlotTier(keeps_all=True)
+
+    def store(runner: OracleRunner) -> LeaseStore:
+        return LeaseStore([tier], costs=ALWAYS_PAYS, snapshot=out_of_memory, block_size=4)
+
+    here = Bench(small_config(), store=store)
+
+    here.run(ask("writer", range(14), breakpoints=(write(14),)))
+
+    stats = here.core.stats()
+    assert (stats["lease_saves_skipped_total"], stats["leases_live"], tier.kept) == (1, 1, {})
+    record = record_of(here.run(ask("reader", range(20), read_tokens=14)))
+    assert record.tokens_reused_promised == 14
+
+
+def out_of_memory(_blocks: object, _num_tokens: int) -> None:
+    raise RuntimeError("CUDA out of memory")
 
 
 def test_row_26_who_was_resumed_beyond_the_budget_of_a_failed_step_ends_with_it() -> None:
@@ -275,11 +296,12 @@ def test_row_26_who_was_resumed_beyond_the_budget_of_a_failed_step_ends_with_it(
     scheduler._preempt(scheduler.running[-1])
     here.core.leases.unpin_spilled()
     pool.release([pool.allocate() for _ in range(pool.num_free)])
-    here.runner.fails_next = True
+    here.runner.fails = True
+    num_plans = len(here.runner.plans)
 
     events = here.step()
 
-    (plan,) = here.runner.plans[-1:]
+    plan = here.runner.plans[num_plans]
     assert plan.loads
     assert [row.request_id for row in plan.rows] == ["long"], "the budget was large enough"
     assert {event.request_id for event in events if isinstance(event, Finished)} == {

@@ -112,6 +112,7 @@ class Scenario:
         self.num_reports = 0
         self.restarts_at = self.chance.choice([None, self.chance.randrange(20, 120)])
         self.has_failures = self.chance.random() < 0.2
+        self.num_broken = 0
         self.breaks_loads = self.chance.random() < 0.5
 
     def open_store(self, runner: OracleRunner) -> LeaseStore:
@@ -162,13 +163,23 @@ class Scenario:
             request_id = self.chance.choice(self.live)
             num_kept = self.chance.randint(0, 1 + len(self.output.get(request_id, ())))
             self.bench.core.finish(request_id, num_kept)
-        self.bench.runner.fails_next = self.has_failures and self.chance.random() < 0.03
-        self.bench.runner.fails_loading = self.breaks_loads and self.chance.random() < 0.5
+        self.break_something()
 
         if self.chance.random() < 0.03:
             self.unpin()
         if self.chance.random() < 0.1:  # as if blocks were short
             self.bench.core.leases.unpin_spilled()
+
+    def break_something(self) -> None:
+        """Choose what the runner cannot compute in the next step; now and then it can do all."""
+        runner, self.num_broken = self.bench.runner, (self.num_broken + 1) % 4
+        may_break = self.num_broken > 0
+        runner.fails = may_break and self.has_failures and self.chance.random() < 0.02
+        runner.fails_loading = may_break and self.breaks_loads and self.chance.random() < 0.5
+        for broken in (runner.failing, runner.not_finite):
+            broken.clear()
+            if may_break and self.has_failures and self.live and self.chance.random() < 0.02:
+                broken.add(self.chance.choice(self.live))
 
     def unpin(self) -> None:
         """End some lease by id or all of a namespace, also what ended before."""
