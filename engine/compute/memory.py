@@ -66,6 +66,27 @@ def default_pool_bytes(memory_bytes: int, context_bytes: int) -> int:
     return min(max(share, POOL_CONTEXTS_MIN * context_bytes), ceiling)
 
 
+def gpu_pool_bytes(free_bytes: int, total_bytes: int, utilization: float) -> int:
+    """Return what a GPU's weights leave of its `utilization` for the KV pool, at least 0.
+
+    `free_bytes` is what is free with the weights loaded; what others use counts as used.
+    """
+    return max(0, free_bytes - round((1 - utilization) * total_bytes))
+
+
+def pin_warning(config: EngineConfig) -> str | None:
+    """Return a sentence with the cure if leases could pin nothing, else None."""
+    if not config.enable_prefix_caching or config.pin_cap_blocks > 0:
+        return None
+    pool_tokens = config.num_blocks * config.block_size
+    wanted_bytes = 2 * config.blocks_for(config.max_model_len) * config.block_bytes
+    return (
+        f"leases can pin nothing, since the KV pool of {pool_tokens} tokens has no room beside one "
+        f"context of {config.max_model_len}: start with --max-model-len {pool_tokens // 2} or "
+        f"--kv-cache-memory {wanted_bytes}"
+    )
+
+
 def pin_cap_blocks(num_blocks: int, context_blocks: int) -> int:
     """Return 75 % of the pool, or less so that one whole context stays free."""
     return max(0, min(num_blocks * PIN_CAP_PERCENT // 100, num_blocks - context_blocks))

@@ -128,4 +128,4 @@ def _grouped(logits: torch.Tensor) -> torch.Tensor:
     """Return `logits` [n, v] in groups [n, g, s], the last one filled up with -inf."""
     if rest := logits.shape[-1] % GROUP_SIZE:
         logits = torch.nn.functional.pad(logits, (0, GROUP_SIZE - rest), value=-torch.inf)
-    return logits.reshape(logits.shape[0], -1, GROUP_SIZE)
+    return logits.reshape(len(logits), -1, GROUP_SIZE)
