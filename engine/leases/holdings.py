@@ -30,6 +30,13 @@ class Holdings:
             return "capacity"
         return None
 
+    def num_excess(self, owner: bytes, num_new: int) -> int:
+        """Return by how many blocks `num_new` more would exceed the limit that `excess` names."""
+        over_quota = self._held[owner] + num_new - self._config.namespace_quota_blocks
+        return (
+            over_quota if over_quota > 0 else self.num_held + num_new - self._config.pin_cap_blocks
+        )
+
     def pin(self, owner: bytes, block: int) -> None:
         """Add a pin; the first pin of a block counts as one held block."""
         if self._pool.pin(block):

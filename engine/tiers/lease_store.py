@@ -155,6 +155,11 @@ class LeaseStore:
         for tier in self._tiers:
             tier.drop(key)
 
+    def sync(self) -> None:
+        """Return once what was dropped stays dropped after a power cut."""
+        for tier in self._tiers:
+            tier.sync()
+
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by metric name."""
         gauges: dict[str, float] = {"lease_saves_skipped_total": self._num_skipped}

@@ -81,6 +81,10 @@ class Tier(Protocol):
         """Remove the lease, also while it is being saved. Idempotent."""
         ...
 
+    def sync(self) -> None:
+        """Return once what was dropped stays dropped after a power cut."""
+        ...
+
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by metric name."""
         ...

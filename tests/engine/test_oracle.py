@@ -140,11 +140,33 @@ class Scenario:
         self.meter.pass_time(100_000)
         self.bench.step(advance_ms=100_000)
         self.meter.check()
+        self.check_counters()
         assert not any(tier.kept for tier in self.tiers), "an ended lease is still stored"
         stats = self.bench.core.stats()
         assert stats["kv_blocks_pinned"] == stats["kv_blocks_reserved"] == stats["leases_live"] == 0
         assert stats["num_requests_deferred"] == stats["kv_slots_reserved"] == 0
         assert stats["kv_blocks_free"] + stats["kv_blocks_evictable"] == stats["kv_blocks_total"]
+
+    def check_counters(self) -> None:
+        """Every counter of the last engine is the sum of what its records say."""
+        boot_id = f"boot{self.bench.num_boots - 1 or ''}"
+        records = [r for r in self.bench.journal.closed.values() if r.engine_boot_id == boot_id]
+        outcomes = Counter(grant.outcome for record in records for grant in record.grants)
+        sums = {
+            f"lease_{what}_total": outcomes[what] for what in ("granted", "refreshed", "refused")
+        }
+        for record in records:
+            read, gift = record.tokens_reused_promised, record.tokens_reused_gift
+            for name, amount in {
+                "prefix_tokens_queried_total": record.prompt_tokens,
+                "prefix_tokens_reused_total": read + gift,
+                "prefix_tokens_lease_read_total": read,
+                "tokens_output_total": record.output_tokens + record.overrun_tokens,
+                "preemptions_total": record.num_preemptions,
+            }.items():
+                sums[name] = sums.get(name, 0) + amount
+        stats = self.bench.core.stats()
+        assert {name: stats[name] for name in sums} == sums
 
     def disturb(self) -> None:
         """Submit some, end some, break the runner now and then."""
@@ -168,7 +190,7 @@ class Scenario:
         if self.chance.random() < 0.03:
             self.unpin()
         if self.chance.random() < 0.1:  # as if blocks were short
-            self.bench.core.leases.unpin_spilled()
+            next(self.bench.core.leases.unpin_spare(), None)
 
     def break_something(self) -> None:
         """Choose what the runner cannot compute in the next step; now and then it can do all."""
