@@ -1,4 +1,4 @@
-"""Static against continuous batching on one engine (46 min; 15 min for one --batches value).
+"""Static against continuous batching on one engine (full: 46 min).
 
 All requests arrive at t = 0 and the batch size is the same; static batching admits only into an
 empty batch. Two throughputs are shown: of the whole run, in which the batch empties at the end, and
