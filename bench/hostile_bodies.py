@@ -220,14 +220,13 @@ async def _serve_on(listener: socket.socket, probe: Connection, model: Path, fol
         listener,
         stop=asyncio.Event(),
         drain=lambda: asyncio.sleep(0),
-        connections_per_address=1_000,
     )
 
 
 def _dependencies(model: Path, folder: Path) -> Dependencies:
     settings = Settings(data_dir=folder)
     migrate(settings.ledger_url)
-    database = Database(settings.ledger_url)
+    database = Database(settings.ledger_url, now_ms=now_ms)
     new_id = id_maker(now_ms)
     database.write_now(
         lambda conn: create_organization(

@@ -1,4 +1,4 @@
-"""Cache entries: the promise to bill a prefix at the read price until the entry expires.
+"""Cache entries: promises to bill a prefix at the read price until they expire.
 
 A row belongs to the request that writes it: `pending` from its hold on, `live` once the engine has
 committed the prefix. Another request may wait for a pending entry until the deadline in its row.

@@ -105,15 +105,23 @@ def end_self(conn: Connection, boot_id: str, *, ended_at_ms: int) -> None:
 
 def require_running(conn: Connection, boot_id: str) -> None:
     """Raise OwnerEnded if the gateway has ended: it must not open a hold."""
-    running = select(gateways.c.boot_id).where(
-        gateways.c.boot_id == boot_id, gateways.c.ended_at_ms.is_(None)
-    )
-    if conn.scalar(running) is None:
+    if not is_running(conn, boot_id):
         raise OwnerEnded(boot_id)
 
 
+def is_running(conn: Connection, boot_id: str) -> bool:
+    """Whether the gateway has a row that has not ended."""
+    running = select(gateways.c.boot_id).where(
+        gateways.c.boot_id == boot_id, gateways.c.ended_at_ms.is_(None)
+    )
+    return conn.scalar(running) is not None
+
+
 def holds_to_close(conn: Connection, boot_id: str) -> list[Hold]:
-    """Return the open holds of this gateway and of those that have ended, oldest first."""
+    """Return the open holds of this gateway and of those that have ended, oldest first.
+
+    Without their writes: one whose writes cannot be read must not hide the others.
+    """
     owner_runs = exists().where(
         gateways.c.boot_id == holds.c.owner_boot_id, gateways.c.ended_at_ms.is_(None)
     )
@@ -122,7 +130,7 @@ def holds_to_close(conn: Connection, boot_id: str) -> list[Hold]:
         .where(holds.c.state == "open", (holds.c.owner_boot_id == boot_id) | ~owner_runs)
         .order_by(holds.c.started_at_ms)
     )
-    return [from_row(Hold, row) for row in conn.execute(closable)]
+    return [from_row(Hold, row, writes=()) for row in conn.execute(closable)]
 
 
 def take_over(conn: Connection, hold: Hold, *, boot_id: str) -> bool:

@@ -1,19 +1,20 @@
 """Settlement: transaction 2 of a request charges its true cost, exactly once."""
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 
 from billing import accounts as names
 from billing import entries
+from billing.booking import stamp
 from billing.cache_split import cache_split, refused_writes
 from billing.errors import HoldNotFound, HoldNotOwned, InconsistentFacts
-from billing.facts import EngineFacts, is_failure
+from billing.facts import EngineFacts, counter_out_of_range, is_failure
 from billing.holds import Hold, HoldState, close_hold, find_hold
-from billing.ledger import Transfer, balance, post
+from billing.ledger import Transfer, balance, post, transaction_id
 from billing.meters import Quantities, WritePoint
+from billing.outbox import enqueue_usage, usage_payload
 from billing.price_cards import card_by_id
 from billing.rating import PricedLine, rate
 from billing.records import (
@@ -24,7 +25,6 @@ from billing.records import (
     write_engine_facts,
     write_request,
 )
-from billing.tables import outbox
 
 # Which side ended the output before its end.
 CutBy = Literal["client", "us"]
@@ -105,7 +105,7 @@ def settle(
         refused=refused_writes(hold, facts.grants),
         engine=facts,
     )
-    return _close(conn, ending, charge_due(hold, facts, cut_by=cut_by), booked_at_ms=ended_at_ms)
+    return _close(conn, ending, charge_due(hold, facts, cut_by=cut_by))
 
 
 def release(
@@ -116,19 +116,19 @@ def release(
     Idempotent like `settle`. Raises HoldNotFound or HoldNotOwned.
     """
     ending = replace(
-        in_progress(_find(conn, request_id, owner_boot_id=owner_boot_id)),
+        in_progress(_find(conn, request_id, owner_boot_id=owner_boot_id, without_writes=True)),
         status="released",
         release_reason=reason,
         ended_at_ms=ended_at_ms,
     )
-    return _close(conn, ending, None, booked_at_ms=ended_at_ms)
+    return _close(conn, ending, None)
 
 
-def _close(
-    conn: Connection, ending: RequestRecord, due: Charge | None, *, booked_at_ms: int
-) -> Settlement:
+def _close(conn: Connection, ending: RequestRecord, due: Charge | None) -> Settlement:
     """Write the end of a request: its record, transfers, outbox row and entries, only once."""
     request_id = ending.request_id
+    ending, ended_at_ms = _ended(ending)
+    booked_at_ms = stamp(conn, not_before_ms=ended_at_ms)
     state: HoldState = "settled" if due is not None else "released"
     account_id = close_hold(conn, request_id, state, closed_at_ms=booked_at_ms)
     if account_id is None:
@@ -139,11 +139,21 @@ def _close(
         write_engine_facts(conn, request_id, record.engine)
     if record.postings:
         _post(conn, record, account_id, booked_at_ms=booked_at_ms)
-        _enqueue(conn, record, account_id, created_at_ms=booked_at_ms)
+        _enqueue(conn, record, account_id, ended_at_ms=ended_at_ms, created_at_ms=booked_at_ms)
     for write in record.writes:  # live already, unless the gateway died before the commit event
         entries.activate(conn, request_id=request_id, num_tokens=write.num_tokens)
     entries.remove_unpaid(conn, request_id, paid=record.writes)
     return Settlement(record)
+
+
+def _ended(ending: RequestRecord) -> tuple[RequestRecord, int]:
+    """Return the record with an end that is not before its start, and that end.
+
+    The end can be by the clock of another gateway than the one that took the start.
+    """
+    assert ending.ended_at_ms is not None, "a request is closed at its end"
+    ended_at_ms = max(ending.started_at_ms, ending.ended_at_ms)
+    return replace(ending, ended_at_ms=ended_at_ms), ended_at_ms
 
 
 def _first_result(conn: Connection, request_id: str) -> Settlement:
@@ -175,7 +185,7 @@ def _post(conn: Connection, record: RequestRecord, account_id: str, *, booked_at
             moved.append(
                 Transfer("overdraft", debt, account_id, lacking_nanos, request_id=record.request_id)
             )
-    tx_id = "txn_" + record.request_id.removeprefix("req_")
+    tx_id = transaction_id(record.request_id)
     assert record.ended_at_ms is not None, "a request is posted at its end"
     post(conn, tx_id, moved, effective_at_ms=record.ended_at_ms, booked_at_ms=booked_at_ms)
 
@@ -193,29 +203,27 @@ def _usage(record: RequestRecord, account_id: str, line: PricedLine) -> Transfer
 
 
 def _enqueue(
-    conn: Connection, record: RequestRecord, account_id: str, *, created_at_ms: int
+    conn: Connection,
+    record: RequestRecord,
+    account_id: str,
+    *,
+    ended_at_ms: int,
+    created_at_ms: int,
 ) -> None:
-    """Insert the outbox row; its id is the request's, so a repeated delivery is recognised."""
-    payload = {
-        "organization_id": record.organization_id,
-        "account_id": account_id,
-        "request_id": record.request_id,
-        "ended_at_ms": record.ended_at_ms,
-        "amounts_nanos": {line.meter.value: str(line.amount_nanos) for line in record.postings},
-    }
-    conn.execute(
-        insert(outbox),
-        {
-            "id": f"usage:{record.request_id}",
-            "topic": "usage",
-            "payload": json.dumps(payload),
-            "created_at_ms": created_at_ms,
-        },
+    payload = usage_payload(
+        organization_id=record.organization_id,
+        account_id=account_id,
+        request_id=record.request_id,
+        ended_at_ms=ended_at_ms,
+        amounts_nanos={line.meter: line.amount_nanos for line in record.postings},
     )
+    enqueue_usage(conn, payload, created_at_ms=created_at_ms)
 
 
-def _find(conn: Connection, request_id: str, *, owner_boot_id: str) -> Hold:
-    hold = find_hold(conn, request_id)
+def _find(
+    conn: Connection, request_id: str, *, owner_boot_id: str, without_writes: bool = False
+) -> Hold:
+    hold = find_hold(conn, request_id, without_writes=without_writes)
     if hold is None:
         raise HoldNotFound(request_id)
     if hold.owner_boot_id != owner_boot_id:
@@ -238,6 +246,8 @@ def _require_consistent(hold: Hold, facts: EngineFacts) -> None:
         ("read", hold.read_tokens, facts.read_tokens),
         ("sum of the four facts", facts.prompt_tokens, facts.prompt_accounted),
     )
+    if (counter := counter_out_of_range(facts)) is not None:
+        raise InconsistentFacts(hold.request_id, counter)
     for what, expected, found in checks:
         if found != expected:
             raise InconsistentFacts(hold.request_id, f"{what} is {found}, not {expected}")

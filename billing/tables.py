@@ -1,4 +1,6 @@
-"""All tables. Times are BIGINT milliseconds since 1970 (UTC), money is integers, ids are text.
+"""The tables of the ledger database: columns, keys, CHECKs and indexes.
+
+Times are BIGINT milliseconds since 1970 (UTC), money is integers, ids are text.
 
 Migrations create these tables; a test compares the two.
 """
@@ -137,6 +139,14 @@ holds = table(
         sqlite_where=condition("state = 'open'"),
         postgresql_where=condition("state = 'open'"),
     ),  # recovery reads the few open holds, once a minute
+    Index(None, "closed_at_ms"),  # reports are by booking time
+)
+
+booking_clock = table(
+    "booking_clock",
+    integer("id", primary_key=True),
+    integer("last_booked_at_ms"),
+    CheckConstraint("id = 1", name="one"),
 )
 
 cache_entries = table(
@@ -199,6 +209,17 @@ requests = table(
         name="prompt",
     ),  # the prompt is billed whole or not at all
     Index(None, "organization_id", "ended_at_ms"),
+)
+
+# What an operator closed by hand, and why.
+hold_decisions = table(
+    "hold_decisions",
+    text("request_id", ForeignKey("requests.id"), primary_key=True),
+    text("decision"),
+    text("actor"),
+    text("reason"),
+    integer("decided_at_ms"),
+    one_of("decision", "settled", "released"),
 )
 
 transfers = table(
@@ -317,5 +338,6 @@ IMMUTABLE = (
     transfers,
     kv_records,
     lease_reports,
+    hold_decisions,
     server_secret,
 )

@@ -19,8 +19,10 @@ class Arguments:
     model_id: str
     data_dir: Path
     listen: str
+    max_model_len: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
+    step_target_ms: int
     max_queue_wait_seconds: int
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
@@ -28,6 +30,8 @@ class Arguments:
     kv_layout: KVLayout
     block_size: int
     kv_cache_memory: int | None
+    gpu_memory_utilization: float
+    num_threads: int | None
     lease_cap_bytes: int | None
     lease_quota_bytes: int | None
     lease_host_bytes: int
@@ -120,6 +124,13 @@ def _add_places(add: Any) -> None:
 
 def _add_limits(add: Any) -> None:
     add(
+        "--max-model-len",
+        "Longest prompt plus output in tokens; if absent what the model allows.",
+        variable="KVMETER_MAX_MODEL_LEN",
+        type=_count,
+        metavar="N",
+    )
+    add(
         "--max-num-seqs",
         "Sequences that run at once; 1 serves one request at a time.",
         variable="KVMETER_MAX_NUM_SEQS",
@@ -134,6 +145,13 @@ def _add_limits(add: Any) -> None:
         type=_count,
         metavar="N",
         default="2048",
+    )
+    add(
+        "--step-target-ms",
+        "How long a step may take beside a stream: a long prompt is cut into chunks of that time.",
+        type=_count,
+        metavar="N",
+        default="200",
     )
     add(
         "--max-queue-wait-seconds",
@@ -177,10 +195,26 @@ def _add_machine(add: Any) -> None:
     add("--block-size", "Tokens a KV block.", type=_count, metavar="N", default="16")
     add(
         "--kv-cache-memory",
-        "Size of the KV pool in bytes; if absent 15 %% of memory, at least eight contexts.",
+        "Size of the KV pool in bytes; if absent 15 %% of memory, at least eight contexts, and on "
+        "a GPU what --gpu-memory-utilization leaves.",
         variable="KVMETER_KV_CACHE_MEMORY",
         type=_count,
         metavar="BYTES",
+    )
+    add(
+        "--gpu-memory-utilization",
+        "Share of the GPU's memory for weights and KV pool; steps work in the rest.",
+        variable="KVMETER_GPU_MEMORY_UTILIZATION",
+        type=_share,
+        metavar="SHARE",
+        default="0.85",
+    )
+    add(
+        "--num-threads",
+        "Threads that compute on the CPU; if absent one for each physical core.",
+        variable="KVMETER_NUM_THREADS",
+        type=_count,
+        metavar="N",
     )
     add(
         "--dtype",
@@ -225,7 +259,8 @@ def _add_leases(add: Any) -> None:
     )
     add(
         "--lease-quota-bytes",
-        "KV bytes that the leases of one namespace may pin; if absent as many as all may.",
+        "KV bytes that the leases of one namespace may pin; if absent a quarter of what all "
+        "may, at least one whole context.",
         variable="KVMETER_LEASE_QUOTA_BYTES",
         type=_amount,
         metavar="BYTES",
@@ -279,6 +314,16 @@ def _amount(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"not a whole number: {text}")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"not a number above 0 and at most 1: {text}")
+    return share
 
 
 def _one(text: str) -> int:

@@ -9,6 +9,7 @@ other requests only after the runner has returned from the step that computed it
 """
 
 import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from itertools import islice, takewhile
 from typing import Literal
@@ -31,6 +32,7 @@ from engine.scheduling.limits import clamp_max_tokens, find_fault
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
+from engine.step_runner import StepRunner
 from engine.tiers.lease_store import LeaseStore
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 COUNTERS = (
     "steps_total",
     "steps_failed_total",
+    "rows_failed_total",
+    "requests_not_finite_total",
     "steps_stalled_total",
     "step_rows_total",
     "step_kv_slots_reserved_total",
@@ -45,6 +49,7 @@ COUNTERS = (
     "tokens_computed_total",
     "tokens_output_total",
     "preemptions_total",
+    "displacements_total",
     "deferrals_total",
     "prefix_tokens_queried_total",
     "prefix_tokens_reused_total",
@@ -70,22 +75,29 @@ class EngineCore:
         """Start idle, with an empty KV pool and the leases that `store` kept through a restart."""
         assert 0 <= config.pin_cap_blocks < config.num_blocks, "the pin cap must leave blocks"
         self._config = config
-        self._runner = runner
         self._journal = journal
         self.scheduler = Scheduler(config, boot_id=boot_id, store=store or LeaseStore())
         self.leases = self.scheduler.tables.leases
+        self._step_runner = StepRunner(runner, self.scheduler.counts)
         self._live: dict[str, Sequence] = {}
         self._reports: list[LeaseReport] = []
         # Requests that the client ended, with the number of output tokens to keep (None: all).
         self._endings: dict[str, tuple[FinishReason, int | None]] = {}
+        self._pushed_out: list[Rejected] = []  # the next step returns them
 
     def submit(self, request: GenerateRequest, now_ms: int) -> Rejected | None:
-        """Queue a request; returns the reason if it is rejected."""
+        """Queue a request; returns the reason if it is rejected.
+
+        In a full queue the last newcomer of the namespace that has most of them makes room, if that
+        has more than this request's namespace; the next step returns its Rejected event.
+        """
         if request.request_id in self._live:
             return Rejected(request.request_id, "invalid_request", "The request id is in use")
         if (fault := find_fault(request, self._config)) is not None:
             return fault
-        if len(self.scheduler.waiting) >= self._config.max_queue:
+        if len(self.scheduler.waiting) >= self._config.max_queue and not self._push_one_out(
+            request
+        ):
             return Rejected(request.request_id, "overloaded", "The queue is full")
         max_tokens = clamp_max_tokens(request, self._config)
         sequence = Sequence(request, self._config, max_tokens=max_tokens, submitted_ms=now_ms)
@@ -106,7 +118,9 @@ class EngineCore:
     def step(self, now_ms: int) -> list[Event]:
         """Execute one step and return its events in order. Without work it only expires leases."""
         self.leases.expire(now_ms)
-        events: list[Event] = [*self._end_requested(), *self._reject_overdue(now_ms)]
+        events: list[Event] = [*self._pushed_out, *self._end_requested()]
+        self._pushed_out.clear()
+        events += self._reject_overdue(now_ms)
         step = self.scheduler.schedule(now_ms)
         for sequence in step.admitted:
             record = sequence.admission_record()
@@ -117,6 +131,8 @@ class EngineCore:
             events += self._execute(step)
         elif self._live:
             events += self._drop_a_lease_on_stall()
+        if not self._live:
+            self.scheduler.idle()
         self._journal_reports()
         return events
 
@@ -141,7 +157,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would do more than expire leases."""
-        return bool(self._live)
+        return bool(self._live or self._pushed_out)
 
     def next_expiry_ms(self) -> int | None:
         """Return when a lease expires or the oldest newcomer is overdue, whichever is first."""
@@ -190,6 +206,15 @@ class EngineCore:
         self._reports += self.leases.reports
         self.leases.reports = []
 
+    def _push_one_out(self, request: GenerateRequest) -> bool:
+        """Reject a newcomer in favour of a request; returns whether there is a place now."""
+        newcomer = self.scheduler.waiting.to_make_room_for(request.namespace)
+        if newcomer is None:
+            return False
+        self._endings.pop(newcomer.request_id, None)
+        self._pushed_out.append(self._reject(newcomer, "The queue is full"))
+        return True
+
     def _end_requested(self) -> list[Event]:
         events: list[Event] = []
         for request_id, (reason, num_kept) in self._endings.items():
@@ -224,19 +249,17 @@ class EngineCore:
         return [self._reject(oldest, message)]
 
     def _execute(self, step: Step) -> list[Event]:
-        """Run a step and commit it; if the runner fails, end every sequence of the step."""
+        """Run a step, commit what it computed and end the sequences that it could not compute.
+
+        Raises DeviceLost or StepsFailing: nothing can be computed any more.
+        """
         self.scheduler.counts["steps_total"] += 1
-        try:
-            sampled = self._runner.execute(step.plan)
-            num_samples = sum(row.samples for row in step.rows)
-            assert len(sampled) == num_samples, f"runner sampled {len(sampled)} of {num_samples}"
-        except Exception as error:
-            log.exception("step_failed")
-            self.scheduler.counts["steps_failed_total"] += 1
-            self.scheduler.abandon(step)
-            message = f"The step failed: {type(error).__name__}: {error}"
-            return [self._end(s, "error", message=message) for s in step.members()]
-        return [*self._commit(step), *self._emit(step, sampled)]
+        result = self._step_runner.run(step)
+        step.leave_out(result.failed)
+        events = [*self._commit(step), *self._emit(step, result.sampled)]
+        for sequence, reason in result.failed.items():
+            events.append(self._end(sequence, "error", message=reason))
+        return events
 
     def _commit(self, step: Step) -> list[Event]:
         events: list[Event] = []
@@ -245,14 +268,13 @@ class EngineCore:
             events.append(Committed(sequence.request_id, tokens))
         return events
 
-    def _emit(self, step: Step, sampled: Items[int]) -> list[Event]:
+    def _emit(self, step: Step, sampled: Mapping[Sequence, int]) -> list[Event]:
         """Append the sampled tokens to their sequences and end those that are complete."""
         events: list[Event] = []
-        remaining = iter(sampled)
         for (sequence, num_new), row in zip(step.scheduled, step.rows, strict=True):
             self.scheduler.counts["tokens_computed_total"] += num_new
             if row.samples:
-                token = int(next(remaining))
+                token = sampled[sequence]
                 sequence.append(token)
                 self._journal.produced(sequence.request_id, sequence.num_output)
                 events.append(Tokens(sequence.request_id, (token,)))

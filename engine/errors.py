@@ -14,6 +14,8 @@ EngineError
 ├── LeaseFileError      a lease's file cannot be used; the lease is dropped
 │   ├── LeaseFileCorrupt    it is torn or damaged
 │   └── LeaseFileForeign    another model, number format, layout or version wrote it
+├── DeviceLost          the device computes nothing any more; the engine must stop
+├── StepsFailing        nothing could be computed in many steps in a row; the engine must stop
 └── SettingError        a command line value or a standard input that cannot be used here
 """
 
@@ -116,6 +118,25 @@ class LeaseFileForeign(LeaseFileError):
     def __init__(self, path: Path) -> None:
         super().__init__(f"Foreign lease file: {path.name}")
         self.path = path
+
+
+class DeviceLost(EngineError):
+    """The device computes nothing any more; the engine must stop."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The device failed, so this engine must be started again: {reason}")
+        self.reason = reason
+
+
+class StepsFailing(EngineError):
+    """Nothing could be computed in many steps in a row; the engine must stop."""
+
+    def __init__(self, num_steps: int, reason: str) -> None:
+        super().__init__(
+            f"{num_steps} steps in a row failed, so this engine must be started again: {reason}"
+        )
+        self.num_steps = num_steps
+        self.reason = reason
 
 
 class SettingError(EngineError):

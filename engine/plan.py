@@ -4,6 +4,7 @@
 `engine.compute.model_runner`; tests have runners without a model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,9 +65,13 @@ class Plan:
 class Runner(Protocol):
     """Executes plans against one KV cache."""
 
-    def execute(self, plan: Plan) -> list[int]:
+    def execute(self, plan: Plan) -> Sequence[int | None]:
         """Write K/V for every row and return the sampled id of each row that samples, in order.
 
-        Returning means that the KV of all rows is written: the scheduler may publish it.
+        Returning means that the KV of all rows is written: the scheduler may publish it. None is a
+        row whose logits are no numbers: nothing of it is valid. After an error the same rows may be
+        executed again, in other plans.
+
+        Raises DeviceLost if the device computes nothing any more.
         """
         ...

@@ -12,11 +12,12 @@ import torch
 
 from engine.arguments import Arguments
 from engine.compute.backend import Kernels, choose_kernels
-from engine.compute.dtype import choose_dtype, configure_threads, read_cpuinfo
+from engine.compute.dtype import choose_dtype, read_cpuinfo
 from engine.compute.kv_cache import bytes_per_block
 from engine.compute.loading import LoadedModel, load_model
-from engine.compute.memory import engine_config, memory_bytes
+from engine.compute.memory import engine_config, gpu_pool_bytes, memory_bytes, pin_warning
 from engine.compute.model_runner import ModelRunner
+from engine.compute.threads import configure_threads, cpu_quota, default_threads, processors
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import SettingError
@@ -44,8 +45,8 @@ def serve(
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(journal_folder)))
         stack.enter_context(_pid_file(arguments.data_dir))
-        configure_threads()
         device = _device(arguments.device)
+        threads = _set_threads(arguments.num_threads)
         dtype = choose_dtype(arguments.dtype, device=device, cpuinfo=read_cpuinfo())
         kernels = Kernels(None, "torch kernels: --no-native-kernels")
         if arguments.native_kernels:
@@ -81,8 +82,17 @@ def serve(
             server.stop_at_end_of(sys.stdin.fileno())
         else:
             _stop_on_signals(server)
-        _announce(info, config, bound_url(listener, arguments.listen), kernels.reason)
+        url, may_pin = bound_url(listener, arguments.listen), arguments.lease_cap_bytes != 0
+        _announce(info, config, url, f"{kernels.reason}; {threads}", may_pin=may_pin)
         server.run()
+
+
+def _set_threads(stated: int | None) -> str:
+    """Set how many threads compute; return how many, and why, for the operator."""
+    number = stated or default_threads(read_cpuinfo(), processors(), cpu_quota())
+    configure_threads(number)
+    reason = "one a physical core" if stated is None else "--num-threads"
+    return f"{number} thread{'s' if number > 1 else ''}: {reason}"
 
 
 def _stop_on_signals(server: EngineServer) -> None:
@@ -106,18 +116,29 @@ def _device(name: str) -> torch.device:
 
 
 def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
-    shape = loaded.backend.shape
+    shape, device = loaded.backend.shape, loaded.backend.device
+    max_model_len = arguments.max_model_len or shape.max_model_len
+    if max_model_len > shape.max_model_len:
+        raise SettingError(
+            f"--max-model-len is {max_model_len}, but the model allows {shape.max_model_len}."
+        )
+    pool_bytes = arguments.kv_cache_memory
+    if pool_bytes is None and device.type == "cuda":
+        pool_bytes = gpu_pool_bytes(
+            *torch.cuda.mem_get_info(device), arguments.gpu_memory_utilization
+        )
     return engine_config(
         bytes_per_block=bytes_per_block(shape, loaded.backend.dtype, arguments.block_size),
-        max_model_len=shape.max_model_len,
+        max_model_len=max_model_len,
         vocab_size=shape.vocab_size,
         memory_bytes=memory_bytes(),
-        kv_cache_bytes=arguments.kv_cache_memory,
+        kv_cache_bytes=pool_bytes,
         lease_cap_bytes=arguments.lease_cap_bytes,
         lease_quota_bytes=arguments.lease_quota_bytes,
         block_size=arguments.block_size,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
+        step_target_ms=arguments.step_target_ms,
         max_queue_wait_ms=arguments.max_queue_wait_seconds * 1000,
         enable_prefix_caching=arguments.enable_prefix_caching,
         enable_chunked_prefill=arguments.enable_chunked_prefill,
@@ -161,12 +182,17 @@ def _pid_file(data_dir: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _announce(info: EngineInfo, config: EngineConfig, url: str, computed_by: str) -> None:
+def _announce(
+    info: EngineInfo, config: EngineConfig, url: str, computed_by: str, *, may_pin: bool
+) -> None:
     sys.stdout.write(
         f"engine ready: {url}\n"
-        f"  {info.model_id}, {info.dtype} on {info.device}; KV pool {config.num_blocks} blocks of "
+        f"  {info.model_id}, {info.dtype} on {info.device}, up to {config.max_model_len} tokens; "
+        f"KV pool {config.num_blocks} blocks of "
         f"{config.block_size} tokens; leases may pin {config.pin_cap_blocks} of them, "
         f"one namespace {config.namespace_quota_blocks}\n"
         f"  {computed_by}\n"
     )
+    if may_pin and (warning := pin_warning(config)) is not None:
+        sys.stdout.write(f"  warning: {warning}\n")
     sys.stdout.flush()

@@ -12,6 +12,7 @@ from gateway.background.recovery import keep_recovering
 from gateway.dependencies import Dependencies
 from gateway.http import error_responses
 from gateway.http.body_bytes import BodyBytes
+from gateway.http.connection_limits import ConnectionLimits
 from gateway.http.edge import Edge
 from gateway.http.failed_keys import FailedKeys
 from gateway.requests.open_requests import OpenRequests
@@ -40,6 +41,10 @@ def create_app(deps: Dependencies) -> FastAPI:
     app.state.open_requests = open_requests
     app.state.body_bytes = BodyBytes()
     app.state.failed_keys = FailedKeys()
+    app.state.connection_limits = ConnectionLimits(
+        max_total=deps.settings.max_connections,
+        max_per_address=deps.settings.max_connections_per_address,
+    )
     for module in (messages, count_tokens, models, request_records, health):
         app.include_router(module.router)
     error_responses.install(app)

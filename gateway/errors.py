@@ -109,7 +109,7 @@ class EngineReplaced(Overloaded):
 
 
 class LedgerUnavailable(Overloaded):
-    """The database did not take a write in time; it may or may not have happened."""
+    """The database did not take a write in time."""
 
 
 class TooManyWaiting(Overloaded):
@@ -172,7 +172,9 @@ ERROR_SHAPES: dict[type[Exception], ErrorShape] = {
     InsufficientBalance: ErrorShape(
         402, "billing_error", "The credit balance is too low for this request"
     ),
-    UnknownPrice: ErrorShape(500, "api_error", "This model cannot be served: it has no price"),
+    UnknownPrice: ErrorShape(
+        400, "invalid_request_error", "This model cannot be used: it has no price here"
+    ),
     WriterUnavailable: ErrorShape(
         529, "overloaded_error", "The ledger has no room for one more request"
     ),

@@ -42,10 +42,10 @@ class Settings(BaseSettings):
     cache_wait_seconds: float = Field(default=30.0, ge=0, le=30)  # for a write that another pays
     engine_wait_seconds: float = Field(default=10.0, ge=0, le=MAX_WAIT_SECONDS)  # for a restart
     gateway_dead_after_seconds: float = Field(default=20.0, gt=0, le=MAX_WAIT_SECONDS)
+    max_connections: int = Field(default=4_096, ge=1)  # a stream each; fewer if descriptors lack
+    max_connections_per_address: int = Field(default=1_024, ge=1)  # a proxy is one address
     # Of silence; proxies cut a stream at 30.
     ping_seconds: float = Field(default=10.0, gt=0, le=MAX_WAIT_SECONDS)
-    # A browser has 6, an SDK 1,000 at most; behind a proxy all clients have one address.
-    connections_per_address: int = Field(default=1_000, ge=1)
     log_format: Literal["text", "json"] = "text"  # read by a person first, by a collector later
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     redis_url: str | None = None

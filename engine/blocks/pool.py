@@ -26,6 +26,9 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._pins = [0] * num_blocks
         self._num_pinned = 0
+        # Pins of leases that can be unpinned at any time; a block with no other pin is spare.
+        self._spare_pins = [0] * num_blocks
+        self._num_spare = 0
         # Free blocks in the order of allocation: those that serve no prefix, then those that do.
         self._empty: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -56,9 +59,24 @@ class BlockPool:
         """Return whether a lease or reservation pins the block."""
         return self._pins[block] > 0
 
-    def is_freed_by(self, num_pins: int, block: int) -> bool:
-        """Return whether the block would be free with `num_pins` fewer pins."""
-        return self._pins[block] == num_pins and not self._refs[block]
+    @property
+    def num_spare(self) -> int:
+        """Blocks that would become free if every spare pin were dropped."""
+        return self._num_spare
+
+    def is_spare(self, block: int) -> bool:
+        """Return whether the block would be free without its spare pins."""
+        return 0 < self._spare_pins[block] == self._pins[block] and not self._refs[block]
+
+    def is_pinned_only_spare(self, block: int) -> bool:
+        """Return whether all pins of a pinned block are spare."""
+        return 0 < self._spare_pins[block] == self._pins[block]
+
+    def count_spare_pins(self, block: int, num_pins: int) -> None:
+        """Add to the pins of a block that are spare, or subtract from them."""
+        was_spare = self.is_spare(block)
+        self._spare_pins[block] += num_pins
+        self._num_spare += self.is_spare(block) - was_spare
 
     def count_free(self, blocks: Iterable[int]) -> int:
         """Return how many of these blocks are free."""
@@ -90,6 +108,7 @@ class BlockPool:
 
     def attach(self, block: int) -> None:
         """Add a reference."""
+        self._num_spare -= self.is_spare(block)
         self._refs[block] += 1
         self._take(block)
 
@@ -99,11 +118,13 @@ class BlockPool:
         for block in reversed(table):
             assert self._refs[block] > 0, f"released too often: {block}"
             self._refs[block] -= 1
+            self._num_spare += self.is_spare(block)
             self._last_uses[block] = self.use_now
             self._free_if_unused(block, cold=False)
 
     def pin(self, block: int) -> bool:
         """Add a pin; returns whether it is the block's first."""
+        self._num_spare -= self.is_spare(block)
         self._pins[block] += 1
         self._take(block)
         is_first = self._pins[block] == 1
@@ -113,7 +134,9 @@ class BlockPool:
     def unpin(self, block: int, *, cold: bool) -> bool:
         """Drop a pin; returns whether it was the last. A cold block is evicted before warm ones."""
         assert self._pins[block] > 0, f"unpinned too often: {block}"
+        was_spare = self.is_spare(block)
         self._pins[block] -= 1
+        self._num_spare += self.is_spare(block) - was_spare
         is_last = self._pins[block] == 0
         self._num_pinned -= is_last
         self._free_if_unused(block, cold=cold)
@@ -125,6 +148,8 @@ class BlockPool:
         assert list(pins) == self._pins, "pins differ from leases and reservations"
         unused = {b for b in range(self.num_blocks) if not (self._refs[b] or self._pins[b])}
         assert unused == {*self._empty, *self._cached}, "free are not exactly the unused blocks"
+        num_spare = sum(self.is_spare(block) for block in range(self.num_blocks))
+        assert self._num_spare == num_spare, "spare blocks miscounted"
         assert self._num_pinned == sum(count > 0 for count in self._pins), "pinned miscounted"
         serving = {block for block in unused if self._index.is_serving(block)}
         assert serving == set(self._cached), "cached are not exactly the free blocks that serve"

@@ -1,14 +1,11 @@
-"""Chooses the number format and the number of threads that the engine computes with."""
+"""Chooses the number format that the engine computes with."""
 
-import os
 from pathlib import Path
 
 import torch
 
 _NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
-# At SmolLM2's size a second thread is worth it; more only compete for memory bandwidth.
-MAX_CPU_THREADS = 2
 
 
 def choose_dtype(name: str, *, device: torch.device, cpuinfo: str) -> torch.dtype:
@@ -28,18 +25,6 @@ def read_cpuinfo() -> str:
     """Return the text of /proc/cpuinfo, or nothing where there is none."""
     path = Path("/proc/cpuinfo")
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def configure_threads(num_threads: int | None = None) -> int:
-    """Set torch's threads (default: two, or one on a single core) and return how many.
-
-    Call it once, before the first operation. OMP_WAIT_POLICY=PASSIVE must be in the environment
-    before torch is imported, or idle threads spin and starve other processes.
-    """
-    chosen = num_threads or min(MAX_CPU_THREADS, len(os.sched_getaffinity(0)))
-    torch.set_num_threads(chosen)
-    torch.set_num_interop_threads(1)
-    return chosen
 
 
 def cpu_flags(cpuinfo: str) -> set[str]:

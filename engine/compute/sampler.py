@@ -5,11 +5,21 @@ request draws the same tokens when it is preempted, batched differently or repea
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from engine.compute.candidates import (
+    NARROW_GROUPS,
+    likeliest_of_top_k,
+    narrowed,
+    whole_rows,
+)
 from engine.plan import Row
+
+GROUP_SIZE = 64  # tokens with neighbouring ids; near the square root of a vocabulary is best
+LOGITS_AT_ONCE = 1 << 20  # on a CPU: what is made of them stays in its cache
 
 
 class Sampler:
@@ -22,28 +32,33 @@ class Sampler:
     def __init__(self, entropy: bytes) -> None:
         self._entropy = entropy
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-        """Return a token id for each row of `logits` [s, vocab_size] float32."""
+    def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[int | None]:
+        """Return a token id for each row of `logits` [s, vocab_size] float32.
+
+        None for a row whose largest logit is NaN or infinite: none of its tokens means anything.
+        """
         if not rows:
             return []
-        chosen = _likeliest(logits)
-        drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
-        filtered = [i for i in drawn if rows[i].sampling.top_k > 0 or rows[i].sampling.top_p < 1]
-        plain = [i for i in drawn if i not in set(filtered)]
-        for indices, draw in ((plain, _draw), (filtered, _draw_filtered)):
-            if indices:
-                group = [rows[i] for i in indices]
-                scaled = logits[indices].double()
-                # From the best down, so that no temperature, however small, makes it infinite.
-                scaled -= scaled.amax(dim=-1, keepdim=True)
-                scaled /= _column([row.sampling.temperature for row in group], logits)
-                uniform = _column([self._uniform(row) for row in group], logits)
-                for i, token in zip(indices, draw(scaled, uniform, group), strict=True):
+        likeliest, largest = _likeliest(logits)
+        chosen = [
+            token if finite else None
+            for token, finite in zip(likeliest, largest.isfinite().flatten().tolist(), strict=True)
+        ]
+        num_at_once = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.is_cpu else len(rows)
+        for draw, indices in _kinds(rows, chosen, num_groups=logits.shape[-1] // GROUP_SIZE):
+            for first in range(0, len(indices), num_at_once):
+                part = indices[first : first + num_at_once]
+                keys = torch.tensor([[self._key(rows[i])] for i in part], device=logits.device)
+                # A slice is no copy; mostly all rows sample in one way.
+                place = slice(part[0], part[-1] + 1) if part[-1] - part[0] < len(part) else part
+                sampling = [rows[i].sampling for i in part]
+                tokens = draw(_grouped(logits[place]), largest[place], keys, sampling)
+                for i, token in zip(part, tokens.flatten().tolist(), strict=True):
                     chosen[i] = token
         return chosen
 
-    def _uniform(self, row: Row) -> float:
-        """Return a number in (0, 1) that depends on the row's seed and output index only."""
+    def _key(self, row: Row) -> int:
+        """Return 64 signed bits that depend on the row's seed and output index only."""
         seed = row.sampling.seed
         key = (
             hashlib.blake2b(row.request_id.encode(), key=self._entropy).digest()
@@ -51,41 +66,66 @@ class Sampler:
             else b"seed:%d" % seed
         )
         digest = hashlib.blake2b(b"%d" % row.output_index, key=key[:64], digest_size=8).digest()
-        # 52 bits and a half step: exact in a double, never 0 and never 1.
-        return ((int.from_bytes(digest, "little") >> 12) + 0.5) / 2**52
+        return int.from_bytes(digest, "little", signed=True)
 
 
-def _likeliest(logits: torch.Tensor) -> list[int]:
-    """Return the greedy choices; of equal logits, the first."""
-    # NumPy's argmax is seven times as fast as torch's on a CPU: 4 ms a step of 64 sequences.
-    array = logits.numpy() if logits.device.type == "cpu" else logits
-    tokens: list[int] = array.argmax(-1).tolist()
+def _likeliest(logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
+    """Return each row's first largest logit: its token id, and the number [s, 1].
+
+    A NaN counts as the largest.
+    """
+    if logits.is_cpu:  # NumPy's argmax is seven times as fast there as torch's
+        tokens = torch.from_numpy(logits.numpy().argmax(-1)).unsqueeze(-1)
+    else:
+        tokens = logits.argmax(-1, keepdim=True)
+    ids: list[int] = tokens.flatten().tolist()
+    return ids, logits.gather(1, tokens)
+
+
+def _kinds(
+    rows: Sequence[Row], chosen: Sequence[int | None], *, num_groups: int
+) -> list[tuple[Callable[..., torch.Tensor], list[int]]]:
+    """Return each way to draw with the rows that it suits; greedy ones are chosen already."""
+    plain: list[int] = []
+    top_k: list[int] = []
+    top_p: list[int] = []
+    for i, row in enumerate(rows):
+        sampling = row.sampling
+        if chosen[i] is None or sampling.temperature == 0 or sampling.top_k == 1:
+            continue
+        can_narrow = num_groups > NARROW_GROUPS
+        if can_narrow and 0 < sampling.top_k <= NARROW_GROUPS:
+            top_k.append(i)
+        elif can_narrow and sampling.top_p < 1:
+            top_p.append(i)
+        else:
+            plain.append(i)
+    return [(_draw, plain), (_draw_top_k, top_k), (_draw_top_p, top_p)]
+
+
+def _draw(*rows: Any) -> torch.Tensor:
+    return whole_rows(*rows).draw()
+
+
+def _draw_top_k(*rows: Any) -> torch.Tensor:
+    return likeliest_of_top_k(*rows).draw()
+
+
+def _draw_top_p(*rows: Any) -> torch.Tensor:
+    """Draw among the likeliest groups where they have all that stays, else among all."""
+    whole = whole_rows(*rows)
+    narrow, is_enough = narrowed(whole)
+    tokens = torch.empty_like(whole.keys)
+    for candidates, suited in ((narrow, is_enough), (whole, ~is_enough)):
+        indices = suited.nonzero().squeeze(-1)
+        if len(indices) > 0:
+            part = candidates if len(indices) == len(tokens) else candidates.of(indices)
+            tokens[indices] = part.draw()
     return tokens
 
 
-def _draw(scaled: torch.Tensor, uniform: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """Invert the cumulative distribution at `uniform`."""
-    ceiling = scaled.shape[-1] - 1
-    cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
-    drawn = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    tokens: list[int] = drawn.clamp_(max=ceiling).squeeze(-1).tolist()
-    return tokens
-
-
-def _draw_filtered(scaled: torch.Tensor, uniform: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """Draw among the fewest of the `top_k` likeliest tokens that reach `top_p`."""
-    values, order = scaled.sort(dim=-1, descending=True, stable=True)
-    ranks = torch.arange(values.shape[-1], device=values.device)
-    limits = [row.sampling.top_k or values.shape[-1] for row in rows]
-    values.masked_fill_(ranks >= _column(limits, values), -torch.inf)
-    probabilities = values.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    beyond = before >= _column([row.sampling.top_p for row in rows], values)
-    beyond[:, 0] = False  # the likeliest token always stays
-    values.masked_fill_(beyond, -torch.inf)
-    ranks_drawn = _draw(values, uniform, rows)
-    return [int(order[i, rank]) for i, rank in enumerate(ranks_drawn)]
-
-
-def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device).unsqueeze(-1)
+def _grouped(logits: torch.Tensor) -> torch.Tensor:
+    """Return `logits` [n, v] in groups [n, g, s], the last one filled up with -inf."""
+    if rest := logits.shape[-1] % GROUP_SIZE:
+        logits = torch.nn.functional.pad(logits, (0, GROUP_SIZE - rest), value=-torch.inf)
+    return logits.reshape(len(logits), -1, GROUP_SIZE)

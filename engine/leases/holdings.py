@@ -1,4 +1,4 @@
-"""Holdings: blocks that leases and reservations hold, against the cap and each owner's quota.
+"""Held blocks: what leases and reservations hold of the pool, against the cap and each quota.
 
 Held = distinct pinned blocks + blocks counted by reservations that are still to be computed.
 """
@@ -29,6 +29,13 @@ class Holdings:
         if self.num_held + num_new > self._config.pin_cap_blocks:
             return "capacity"
         return None
+
+    def num_excess(self, owner: bytes, num_new: int) -> int:
+        """Return by how many blocks `num_new` more would exceed the limit that `excess` names."""
+        over_quota = self._held[owner] + num_new - self._config.namespace_quota_blocks
+        return (
+            over_quota if over_quota > 0 else self.num_held + num_new - self._config.pin_cap_blocks
+        )
 
     def pin(self, owner: bytes, block: int) -> None:
         """Add a pin; the first pin of a block counts as one held block."""

@@ -1,18 +1,17 @@
-"""Leases: grants, commits, refreshes and ends the pinned prefixes, within a cap and quotas.
+"""Decides each breakpoint (grant, refresh, refuse), makes leases at commit, and ends them.
 
     admission            decide() refuses, refreshes, or reserves: existing blocks are pinned at
                          once, blocks still to be computed are counted
     commit of a step     commit() pins the computed blocks and turns the reservation into a lease
     end of the request   cancel() frees what was reserved and never committed
-    blocks are short     unpin_spilled() unpins a lease that another tier holds; it stays granted
+    blocks are short     unpin_spare() unpins leases that another tier holds; they stay granted
     deadline, unpin      the lease ends in every tier; its blocks are the next to be evicted
 
 Held = distinct pinned blocks + blocks counted by reservations. It never exceeds the cap, so a
 pool that is larger than the cap by one request can always finish one request.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +26,8 @@ from engine.leases.reservations import Reservations
 from engine.protocol import Breakpoint, Grant, LeaseReport, ReportReason
 from engine.tiers.lease_store import LeaseStore
 
+# Ending a lease takes about 60 us: more at once would make a step wait that could compute.
+MAX_EXPIRED_AT_ONCE = 256
 COUNTED = ("expired", "unpinned", "lost", "dropped", "given_up")
 
 
@@ -106,7 +107,7 @@ class Leases:
         if lease is not None:
             return replace(grant, outcome="refreshed", lease_id=lease.id)
         reason = self._reservations.add(
-            reservation, breakpoint_.num_tokens, matched, unpin_spilled=self.unpin_spilled
+            reservation, breakpoint_.num_tokens, matched, make_room=self._make_room
         )
         if reason is not None:
             return replace(grant, outcome="refused", reason=reason)
@@ -163,26 +164,30 @@ class Leases:
                 return Match(match.blocks, num_restored, None, match.prefixes, restored)
         return match
 
-    def unpin_spilled(self, owner: bytes | None = None) -> bool:
-        """Unpin a spilled lease (of one owner); returns whether there was one."""
-        lease = next((each for each in self._spilled if owner in (None, each.owner)), None)
-        if lease is not None:
-            self._unpin(lease)
-            self.counts["lease_given_up_total"] += 1
-        return lease is not None
+    def unpin_spare(self, *, keep: Iterable[int] = ()) -> Iterator[None]:
+        """Unpin, one at each step of the iteration, the spilled leases that hold spare blocks.
 
-    def count_freed_by_unpinning(self) -> int:
-        """Return how many blocks would become free if every spilled lease were unpinned."""
-        pins = Counter(block for lease in self._spilled for block in lease.blocks)
-        return sum(self._pool.is_freed_by(num_pins, block) for block, num_pins in pins.items())
+        Leases whose blocks are all in use, or in `keep`, stay pinned: unpinning frees none of them.
+        """
+        kept = set(keep)
+        for lease in list(self._spilled):
+            if any(self._pool.is_spare(block) and block not in kept for block in lease.blocks):
+                self._give_up(lease)
+                yield
 
     def expire(self, now_ms: int) -> None:
-        """Set the time, record which copies are complete, and end every lease that is due."""
+        """Set the time, record which copies are complete, and end leases that are due.
+
+        They are at most MAX_EXPIRED_AT_ONCE; the others are due in the next step, and no request
+        can refresh one of them.
+        """
         self._now_ms = now_ms
         self.meter.tick(now_ms)
         for key in self._store.poll():
             self._take_copies(key)
-        while (lease := self._leases.next_due()) is not None and lease.deadline_ms <= now_ms:
+        for _ in range(MAX_EXPIRED_AT_ONCE):
+            if (lease := self._leases.next_due()) is None or lease.deadline_ms > now_ms:
+                break
             self._end(lease, "expired")
 
     def end(self, *, lease_ids: Iterable[str], namespaces: Iterable[bytes], now_ms: int) -> int:
@@ -197,6 +202,8 @@ class Leases:
             leases |= {lease for lease in self._leases if lease.owner in owners}
         for lease in leases:
             self._end(lease, "unpinned")
+        if leases:
+            self._store.sync()
         return len(leases)
 
     def drop_next(self) -> bool:
@@ -244,9 +251,36 @@ class Leases:
         self._leases.add(lease)
         return lease
 
+    def _make_room(self, owner: bytes | None, num_blocks: int, keep: Iterable[int]) -> bool:
+        """Unpin spilled leases (of one owner) so that `num_blocks` fewer are held.
+
+        Returns false, having changed nothing, if that is not possible without the blocks of `keep`.
+        A block that several of them hold may take more than one call.
+        """
+        kept, released, chosen = set(keep), set[int](), []
+        for lease in self._spilled:
+            if owner not in (None, lease.owner):
+                continue
+            new = set(filter(self._pool.is_pinned_only_spare, lease.blocks)) - kept - released
+            if new:
+                released |= new
+                chosen.append(lease)
+            if len(released) >= num_blocks:
+                for each in chosen:
+                    self._give_up(each)
+                return True
+        return False
+
+    def _give_up(self, lease: Lease) -> None:
+        self._unpin(lease)
+        self.counts["lease_given_up_total"] += 1
+
     def _refresh(self, prefix: Prefix, *, deadline_ms: int, persist: bool) -> Lease | None:
         """Extend the live lease of a prefix; returns None if there is none or it turns out lost."""
         if (lease := self._leases.of_prefix(prefix.key)) is None:
+            return None
+        if lease.deadline_ms <= self._now_ms:
+            self._end(lease, "expired")
             return None
         if deadline_ms > lease.deadline_ms:
             lease.deadline_ms = deadline_ms
@@ -269,10 +303,12 @@ class Leases:
         lease = self._leases.of_prefix(key)
         assert lease is not None, "the store keeps what was never leased"
         lease.copies = self._store.tiers_of(key)
-        if lease.copies and lease.blocks:
+        if not (lease.copies and lease.blocks):
+            self._forget_spilled(lease)
+        elif lease not in self._spilled:
             self._spilled[lease] = None
-        else:
-            self._spilled.pop(lease, None)
+            for block in lease.blocks:
+                self._pool.count_spare_pins(block, 1)
         if not (lease.copies or lease.blocks):
             self._end(lease, "lost")
 
@@ -280,10 +316,16 @@ class Leases:
         """Unpin a lease's blocks in table order, so that its last block is evicted first."""
         if lease.blocks:
             self.meter.release(lease, self._now_ms)
+        self._forget_spilled(lease)
         for block in lease.blocks:
             self._holdings.unpin(lease.owner, block, cold=True)
         lease.blocks = ()
-        self._spilled.pop(lease, None)
+
+    def _forget_spilled(self, lease: Lease) -> None:
+        if lease in self._spilled:
+            del self._spilled[lease]
+            for block in lease.blocks:
+                self._pool.count_spare_pins(block, -1)
 
     def _end(self, lease: Lease, reason: ReportReason) -> None:
         """End a lease in every tier."""

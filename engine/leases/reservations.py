@@ -34,12 +34,13 @@ class Reservations:
         num_tokens: int,
         matched: Sequence[int],
         *,
-        unpin_spilled: Callable[[bytes | None], bool],
+        make_room: Callable[[bytes | None, int, Sequence[int]], bool],
     ) -> Literal["quota", "capacity"] | None:
         """Hold the blocks of one more breakpoint; returns the limit that forbids it, if one does.
 
-        Blocks in `matched` are pinned at once, the others only counted. `unpin_spilled` is called
-        to reduce what one owner, or all of them, hold; it returns false when it cannot.
+        Blocks in `matched` are pinned at once, the others only counted. `make_room` is called to
+        reduce what one owner, or all of them, hold by some blocks without unpinning those in use
+        here; it returns false, having changed nothing, when it cannot.
         """
         owner, num_blocks = reservation.owner, self._config.blocks_for(num_tokens)
         existing = matched[reservation.num_blocks : num_blocks]
@@ -49,7 +50,8 @@ class Reservations:
             excess = self._holdings.excess(owner, num_new)
             if excess is None:
                 break
-            if not unpin_spilled(owner if excess == "quota" else None):
+            num_excess = self._holdings.num_excess(owner, num_new)
+            if not make_room(owner if excess == "quota" else None, num_excess, existing):
                 return excess
         for block in existing:
             self._holdings.pin(owner, block)

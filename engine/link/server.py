@@ -43,9 +43,11 @@ from engine.protocol import (
 )
 
 MAX_LINKS = 64  # a gateway needs one
-MAX_LOOKUP_IDS = 4_096  # keeps a reply well below MAX_FRAME_BYTES
+MAX_LOOKUP_IDS = 128  # keeps a reply well below MAX_UNSENT_BYTES
 MAX_REQUEST_ID_CHARS = 256  # likewise: every event and record carries one
 MAX_REPORTS_AGAIN = 10_000  # leases; the journal keeps more
+MAX_SLEEP_MS = 60_000  # select() takes no more than 24 days
+HELLO_MS = 10_000  # a link that says nothing so long is ended: it keeps a place from others
 
 
 class EngineServer:
@@ -121,8 +123,11 @@ class EngineServer:
     def _timeout_seconds(self) -> float | None:
         if self._core.has_work:
             return 0
-        due_ms = self._core.next_expiry_ms()
-        return None if due_ms is None else max(0, due_ms - self._clock()) / 1000
+        silent_ms = [link.opened_ms + HELLO_MS for link in self._links if not link.is_open]
+        due_ms = min([*silent_ms, self._core.next_expiry_ms()], key=_or_never)
+        if due_ms is None:
+            return None
+        return min(max(0, due_ms - self._clock()), MAX_SLEEP_MS) / 1000
 
     def _turn(self) -> None:
         """Run one step, write its facts to the journal, then send its frames."""
@@ -150,7 +155,7 @@ class EngineServer:
         with suppress(OSError):  # the client disconnected before accept()
             connection, _ = self._listener.accept()
             tune(connection)
-            link = ClientSocket(connection)
+            link = ClientSocket(connection, opened_ms=self._clock())
             self._selector.register(connection, selectors.EVENT_READ, partial(self._io, link))
             self._links.add(link)
             if len(self._links) > MAX_LINKS:
@@ -247,7 +252,7 @@ class EngineServer:
                 link.send(query)
                 continue
             if isinstance(query, Stats):
-                link.send(Gauges(query.call, self._core.stats()))
+                link.send(Gauges(query.call, self._core.stats() | self._journal.stats()))
                 continue
             records: dict[str, EngineRecord | None] = {
                 request_id: None
@@ -259,7 +264,11 @@ class EngineServer:
         self._queries.clear()
 
     def _update_links(self) -> None:
-        """Drop the links that ended while sending; watch those with unsent bytes for writing."""
+        """Drop the links that ended or say nothing; watch those with unsent bytes for writing."""
+        silent_since_ms = self._clock() - HELLO_MS
+        for link in self._links:
+            if not (link.is_open or link.ended) and link.opened_ms <= silent_since_ms:
+                link.refuse(f"No hello in {HELLO_MS // 1000} seconds.")
         for link in [link for link in self._links if link.ended]:
             self._drop(link)
         for link in self._links:
@@ -298,3 +307,7 @@ class EngineServer:
         self._listener.close()
         self._waker.close()
         self._woken.close()
+
+
+def _or_never(due_ms: int | None) -> float:
+    return float("inf") if due_ms is None else due_ms

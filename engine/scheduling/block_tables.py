@@ -1,4 +1,4 @@
-"""Block tables: which blocks a sequence reuses, allocates and publishes, and its leases.
+"""Block tables: which blocks a sequence reuses, allocates and adds to the prefix index.
 
 match, fit, restore       what a sequence could reuse, and whether it fits now
 attach, load, admit       its blocks allocated, its breakpoints granted, its record frozen
@@ -15,6 +15,7 @@ from engine.blocks.prefix_index import Match, PrefixIndex
 from engine.config import EngineConfig
 from engine.leases.leases import Leases
 from engine.plan import BlockCopy, BlockLoad
+from engine.protocol import EngineRecord
 from engine.scheduling.policy import ContiguousKV, PagedKV
 from engine.scheduling.sequence import Sequence
 from engine.tiers.lease_store import LeaseStore
@@ -64,14 +65,24 @@ class BlockTables:
         fitting = self._cut_to_fit(sequence, match, num_free)
         if fitting is not None:
             return fitting
-        num_free += self.leases.count_freed_by_unpinning()
+        num_free += self._num_spare_beside(match)
         if self._cut_to_fit(sequence, match, num_free) is not None:
-            while fitting is None and self.leases.unpin_spilled():
+            for _ in self.leases.unpin_spare(keep=match.blocks):
                 num_free = self.num_free_to_start(num_running)
                 fitting = self._cut_to_fit(sequence, match, num_free)
+                if fitting is not None:
+                    break
         if fitting is None:
             self.pool.note_shortage()
         return fitting
+
+    def would_fit(self, sequence: Sequence, *, num_running: int, after: Iterable[Sequence]) -> bool:
+        """Return whether a sequence would fit once those of `after` have ended."""
+        ending = {block for each in after for block in each.blocks}
+        match = self.match(sequence)
+        num_free = self.num_free_to_start(num_running) + self._num_spare_beside(match)
+        num_free += sum(not self.pool.is_pinned(block) for block in ending)
+        return self._cut_to_fit(sequence, match, num_free) is not None
 
     def num_free_to_start(self, num_running: int) -> int:
         """Return how many free blocks a starting sequence may take.
@@ -118,21 +129,23 @@ class BlockTables:
 
     def admit(self, sequence: Sequence, match: Match, now_ms: int) -> None:
         """Grant or refuse the breakpoints of a sequence just attached, and freeze its record."""
-        self._count_reuse(sequence, match)
         if sequence.request.breakpoints:
             self._decide_breakpoints(sequence, match)
         sequence.freeze(match, boot_id=self._boot_id, now_ms=now_ms)
+        self._count_reuse(sequence.admission_record())
 
     def extend(self, sequence: Sequence) -> bool:
         """Allocate the blocks that a running sequence lacks; returns false if too few are free.
 
-        Spilled leases are unpinned first.
+        Spilled leases are unpinned first, if that frees enough.
         """
         num_missing = self._num_missing(sequence)
+        if self.pool.num_free + self.pool.num_spare < num_missing:
+            self.pool.note_shortage()
+            return False
+        spare = self.leases.unpin_spare()
         while self.pool.num_free < num_missing:
-            if not self.leases.unpin_spilled():
-                self.pool.note_shortage()
-                return False
+            next(spare)
         self._allocate(sequence, num_missing)
         return True
 
@@ -199,6 +212,10 @@ class BlockTables:
             match = Match(match.blocks, num_full_tokens, None, match.prefixes)
         return match if num_missing <= num_free else None
 
+    def _num_spare_beside(self, match: Match) -> int:
+        """Return how many spare blocks a sequence can take that goes on using those it matches."""
+        return self.pool.num_spare - sum(self.pool.is_spare(block) for block in match.blocks)
+
     def _num_blocks(self, sequence: Sequence) -> int:
         """Return how many blocks a sequence has while it runs."""
         return self._config.blocks_for(self._layout.num_tokens_to_hold(sequence))
@@ -210,16 +227,12 @@ class BlockTables:
         for _ in range(num_blocks):
             sequence.add_block(self.pool.allocate())
 
-    def _count_reuse(self, sequence: Sequence, match: Match) -> None:
-        size = self._config.block_size
-        lease_read = size * sum(self.pool.is_pinned(block) for block in match.blocks)
-        if match.tail_source is not None and self.pool.is_pinned(match.tail_source):
-            lease_read += match.num_tokens - size * len(match.blocks)
-        if match.restored is not None:
-            lease_read += match.restored.num_tokens
-        self._counts["prefix_tokens_queried_total"] += sequence.num_prompt
-        self._counts["prefix_tokens_reused_total"] += match.num_tokens
-        self._counts["prefix_tokens_lease_read_total"] += lease_read
+    def _count_reuse(self, record: EngineRecord) -> None:
+        """Add a record's facts to the counters, so that these are always the sum of all records."""
+        num_read, num_gift = record.tokens_reused_promised, record.tokens_reused_gift
+        self._counts["prefix_tokens_queried_total"] += record.prompt_tokens
+        self._counts["prefix_tokens_reused_total"] += num_read + num_gift
+        self._counts["prefix_tokens_lease_read_total"] += num_read
 
     def _decide_breakpoints(self, sequence: Sequence, match: Match) -> None:
         reservation = self.leases.reserve(sequence.request.namespace, sequence.request_id)

@@ -174,6 +174,13 @@ class DiskTier:
             if file.path is not None:
                 _remove(file.path)
 
+    def sync(self) -> None:
+        """Sync the folder. What expired needs none: its name says until when it may be used."""
+        try:
+            sync_folder(self._folder)
+        except OSError as error:
+            log.warning("lease_folder_not_synced: %s", error)
+
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by metric name."""
         counters = {name: float(self._counts[name]) for name in COUNTERS}

@@ -59,6 +59,9 @@ class HostTier:
         _, num_bytes = self._payloads.pop(key, (None, 0))
         self._used_bytes -= num_bytes
 
+    def sync(self) -> None:
+        """Nothing to do: memory does not outlive a power cut."""
+
     def stats(self) -> dict[str, float]:
         """Return gauges by metric name."""
         return {"lease_host_bytes": self._used_bytes, "leases_on_host": len(self._payloads)}

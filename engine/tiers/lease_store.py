@@ -5,12 +5,16 @@ find      the longest stored prefix of a sequence, by comparing token ids and ow
 load      the payload from the fastest tier; a damaged copy is dropped
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.blocks.prefix_index import Prefix, PrefixChain
+from engine.errors import DeviceLost
 from engine.lease_types import Lease, StoredPrefix, owner_of, stored_prefix
 from engine.tiers.tier import Costs, Payload, Recovered, Snapshot, Tier
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -151,6 +155,11 @@ class LeaseStore:
         for tier in self._tiers:
             tier.drop(key)
 
+    def sync(self) -> None:
+        """Return once what was dropped stays dropped after a power cut."""
+        for tier in self._tiers:
+            tier.sync()
+
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by metric name."""
         gauges: dict[str, float] = {"lease_saves_skipped_total": self._num_skipped}
@@ -189,7 +198,14 @@ class LeaseStore:
         """Start to save a lease in these tiers; False if the copy to read from is damaged."""
         assert self._snapshot is not None, "tiers come with a snapshot"
         if lease.blocks:
-            payload = self._snapshot(lease.blocks, lease.num_tokens)
+            try:
+                payload = self._snapshot(lease.blocks, lease.num_tokens)
+            except DeviceLost:
+                raise
+            except Exception:  # no memory for the copy, mostly; the lease stays in the pool
+                log.exception("lease_save_failed", extra={"lease_id": lease.id})
+                self._num_skipped += 1
+                return True
         elif (found := self.load(lease.key, lease.num_tokens)) is not None:
             payload, _, _ = found
         else:

@@ -1,4 +1,4 @@
-"""The interface of a tier, and the rule by which a copy pays: reading it beats recomputing.
+"""The interface of a tier, and when reading a copy back is faster than recomputing its prefix.
 
     device   the KV pool itself, where leases are pinned; not a Tier
     host     pinned host memory; only if the pool is on a GPU
@@ -79,6 +79,10 @@ class Tier(Protocol):
 
     def drop(self, key: bytes) -> None:
         """Remove the lease, also while it is being saved. Idempotent."""
+        ...
+
+    def sync(self) -> None:
+        """Return once what was dropped stays dropped after a power cut."""
         ...
 
     def stats(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ from functools import partial
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from billing.errors import BillingError, InconsistentFacts
+from billing.errors import BillingError, InconsistentFacts, RowUnreadable
 from billing.facts import EngineFacts
 from billing.holds import Hold
 from billing.owners import holds_to_close, take_over
@@ -115,7 +115,7 @@ def close_orphan(
     if not take_over(conn, hold, boot_id=boot_id):
         return False
     if facts is not None:
-        with suppress(InconsistentFacts):
+        with suppress(InconsistentFacts, RowUnreadable):
             settle(
                 conn,
                 request_id=hold.request_id,

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 import uvloop
 
+from billing.booking import last_booked_at_ms
 from billing.database import Database
 from billing.price_cards import default_cards_path, load_cards, publish
 from engine.client import EngineClient, EngineInfo, EngineLost, connect_engine
@@ -56,6 +57,8 @@ def gateway(
         listening(host, port) as listener,
     ):
         cards = load_cards(settings.price_cards or default_cards_path())
+        # A wall clock that stepped back while no gateway ran: what is booked has happened.
+        now_ms.advance_to(database.read_now(last_booked_at_ms))
         database.write_now(lambda connection: publish(connection, cards, now_ms()))
         uvloop.run(_run(settings, database, listener, parent_on_stdin=until_stdin_closes))
 
@@ -95,7 +98,6 @@ async def _run(
                 listener,
                 stop=stop,
                 drain=lambda: open_requests.drain(RUNNING_SECONDS),
-                connections_per_address=settings.connections_per_address,
             )
         fencing.cancel()
         if open_requests.fenced.is_set():

@@ -59,7 +59,7 @@ def up(
 
 def _make_first_keys(settings: Settings) -> None:
     """Make the first keys if the database has none; show them once, on a terminal only."""
-    database = Database(settings.ledger_url)
+    database = Database(settings.ledger_url, now_ms=now_ms)
     try:
         keys = make_first_keys(database, settings.first_keys_path, new_id=new_id, now_ms=now_ms())
     finally:

@@ -29,10 +29,10 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from gateway.dependencies import Dependencies
-from gateway.errors import GatewayError, InvalidRequest, RequestTimeout
+from gateway.errors import GatewayError, InvalidRequest, Overloaded, RequestTimeout
 from gateway.http.addresses import network_of
 from gateway.http.closing import ClosingTransport
-from gateway.http.connection_counts import ConnectionCounts
+from gateway.http.connection_limits import ConnectionLimits
 from gateway.http.error_responses import error_response
 from gateway.http.read_limits import MAX_HEAD_BYTES, ReadLimits
 
@@ -66,9 +66,10 @@ class HttpConnection(HttpToolsProtocol):
     _is_event_stream = False  # the running request's response
     _fault: GatewayError | None = None  # what ended the running request early
 
-    def __init__(self, *args: Any, counts: ConnectionCounts, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._counts = counts
+        state = cast("FastAPI", self.config.app).state
+        self._connections: ConnectionLimits = state.connection_limits
         self._limits = ReadLimits()
 
     # What happens to the connection
@@ -78,12 +79,13 @@ class HttpConnection(HttpToolsProtocol):
         self._closing = ClosingTransport(transport, loop=self.loop, has_unread=self._has_unread)
         super().connection_made(self._closing)
         self.network = network_of(self.client[0]) if self.client else ""
-        self._is_admitted = self._counts.admit(self)
+        self._is_admitted = self._connections.admit(self)
         if self._is_admitted:
             self._await_head()
         else:
             self._is_deaf = True
-            self._closing.abort()
+            self._closing.write(self._error_response(Overloaded("Too many connections")))
+            self._closing.close_now()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -91,7 +93,7 @@ class HttpConnection(HttpToolsProtocol):
         self._closing.end()
         if self._is_admitted:
             self._is_admitted = False
-            self._counts.remove(self)
+            self._connections.remove(self)
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -128,8 +130,11 @@ class HttpConnection(HttpToolsProtocol):
         Whether the client has gone altogether shows only when it resets what we send, so something
         is sent to find out.
         """
-        if self._is_deaf or self._closing.is_closing() or not self._is_answering:
+        if self._is_deaf or self._closing.is_closing() or self._running is None:
             return False
+        if self._running.more_body:
+            self._refuse(InvalidRequest("The request ended before its body"))
+            return True
         self._is_half_closed = True
         self._stop_listening()
         self._probe(FIRST_PROBE_SECONDS)
@@ -198,7 +203,7 @@ class HttpConnection(HttpToolsProtocol):
         self._running = None
         self._bytes_ahead = 0
         if self._is_admitted:
-            self._counts.set_idle(self)
+            self._connections.set_idle(self)
         super().on_response_complete()
         if self._has_begun_head:
             self._unset_keepalive_if_required()  # its own timer runs
@@ -223,7 +228,7 @@ class HttpConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
         if self._is_admitted:
-            self._counts.set_busy(self)
+            self._connections.set_busy(self)
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             async def receive_or_fault() -> Message:

@@ -6,8 +6,6 @@ import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
-from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,7 +13,6 @@ from typing_extensions import override
 
 from gateway.errors import CannotListen
 from gateway.http.connection import HttpConnection
-from gateway.http.connection_counts import ConnectionCounts, connections_possible
 from gateway.shutdown import CONNECTIONS_SECONDS
 
 BACKLOG = 1024
@@ -41,16 +38,12 @@ async def serve(
     *,
     stop: asyncio.Event,
     drain: Callable[[], Awaitable[None]],
-    connections_per_address: int,
 ) -> None:
     """Serve until `stop`; then take no new connections, `drain`, and wait for the open ones."""
-    counts = ConnectionCounts(
-        max_total=connections_possible(), max_per_address=connections_per_address
-    )
     server = _Server(
         uvicorn.Config(
             app,
-            http=cast("type[asyncio.Protocol]", partial(HttpConnection, counts=counts)),
+            http=HttpConnection,
             ws="none",  # even if a websocket package is installed
             log_config=None,
             log_level="warning",

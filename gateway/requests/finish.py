@@ -1,4 +1,4 @@
-"""Transaction 2 of a request: exactly one settlement or one release.
+"""Transaction 2 (settle or release): exactly one of them for each request.
 
 Both are idempotent: when in doubt whether a hold was closed, close it again.
 

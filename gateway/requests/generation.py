@@ -10,10 +10,10 @@ the way, the hold stays open and recovery releases it.
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
@@ -28,7 +28,6 @@ from engine.client import (
     Admitted,
     Committed,
     EngineLost,
-    Event,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -83,7 +82,7 @@ class Ending:
 class Generation:
     """One open request. `run` is its task; the other methods are for the response.
 
-    Await `admitted`, then `next_event` until it returns None, then `ended`; the first and the last
+    Await `admitted`, then `next_events` until it returns None, then `ended`; the first and the last
     raise what the request failed with. `hold_is_open` is whether its hold is still to be closed.
     """
 
@@ -94,7 +93,7 @@ class Generation:
         loop = asyncio.get_running_loop()
         self._admitted: asyncio.Future[CacheSplit] = loop.create_future()
         self._ended: asyncio.Future[Ending] = loop.create_future()
-        self._events: deque[BlockEvent] = deque()  # not taken yet; bounded by max_tokens
+        self._events: list[BlockEvent] = []  # not taken yet; bounded by max_tokens
         self._news = asyncio.Event()
         self._request_stream: RequestStream | None = None
         self._stopped_by: Exception | None = None
@@ -121,12 +120,26 @@ class Generation:
         """Wait until the engine has admitted the request; from then on its cache split is final."""
         return await asyncio.shield(self._admitted)
 
-    async def next_event(self) -> BlockEvent | None:
-        """Wait for the next block event; None when there will be no more."""
-        while not self._events and not self._ended.done():
+    async def next_events(self, *, wait_seconds: float | None = None) -> list[BlockEvent] | None:
+        """Wait for block events and return all there are; None when there will be no more.
+
+        After `wait_seconds` without an event the list is empty. A timer costs less here than
+        `asyncio.timeout`, and a token comes this way.
+        """
+        if not self._events and not self._ended.done():
             self._news.clear()
-            await self._news.wait()
-        return self._events.popleft() if self._events else None
+            timer = None
+            if wait_seconds is not None:
+                timer = asyncio.get_running_loop().call_later(wait_seconds, self._news.set)
+            try:
+                await self._news.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        if not self._events and self._ended.done():
+            return None
+        events, self._events = self._events, []
+        return events
 
     async def ended(self) -> Ending:
         """Wait until the request is settled."""
@@ -204,20 +217,36 @@ class Generation:
         return self._deps.engine.generate(request)
 
     async def _follow(self, request_stream: RequestStream, held: HeldOrder) -> Finished | Rejected:
-        """Handle the engine's events as they arrive, and return the last one."""
-        events = aiter(request_stream)
-        while True:
-            match await _next_event(events):
+        """Handle the engine's events as they arrive, and return the last one. Raises EngineLost."""
+        try:
+            async with asyncio.timeout(ENGINE_SILENCE_SECONDS) as silence:
+                return await self._follow_within(silence, request_stream, held)
+        except TimeoutError:
+            seconds = f"{ENGINE_SILENCE_SECONDS:.0f} s"
+            raise EngineLost(f"The engine said nothing for {seconds}") from None
+
+    async def _follow_within(
+        self, silence: asyncio.Timeout, request_stream: RequestStream, held: HeldOrder
+    ) -> Finished | Rejected:
+        now = asyncio.get_running_loop().time
+        moved_at = -inf
+        async for event in request_stream:
+            # Moved now and then: a token must not pay for a timer of its own.
+            if now() - moved_at > ENGINE_SILENCE_SECONDS / 10:
+                moved_at = now()
+                silence.reschedule(moved_at + ENGINE_SILENCE_SECONDS)
+            match event:
+                case Tokens(token_ids=token_ids):
+                    self._take(token_ids, request_stream)
                 case Admitted(grants=grants):
                     cache = cache_split(held.hold, grant_facts(grants), moment="admission")
                     self._admitted.set_result(cache)
                     await self._update_entries(held, cache)
                 case Committed(num_tokens=num_tokens):
                     await self._activate(num_tokens)
-                case Tokens(token_ids=token_ids):
-                    self._take(token_ids, request_stream)
-                case (Finished() | Rejected()) as last:
-                    return last
+                case Finished() | Rejected():
+                    return event
+        raise EngineLost("The engine's events ended without a last one")
 
     async def _update_entries(self, held: HeldOrder, cache: CacheSplit) -> None:
         """At admission renew the entries read, and remove those that the engine will not pin."""
@@ -301,13 +330,3 @@ class Generation:
                 return "max_tokens"
             case "stop_token" | "finished":
                 return "end_turn"
-
-
-async def _next_event(events: AsyncIterator[Event]) -> Event:
-    try:
-        async with asyncio.timeout(ENGINE_SILENCE_SECONDS):
-            return await anext(events)
-    except StopAsyncIteration:
-        raise EngineLost("The engine's events ended without a last one") from None
-    except TimeoutError:
-        raise EngineLost(f"The engine said nothing for {ENGINE_SILENCE_SECONDS:.0f} s") from None

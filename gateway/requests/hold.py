@@ -1,4 +1,4 @@
-"""Transaction 1 of a request: look up cache entries, hold the worst case, leave pending entries.
+"""Transaction 1 (hold): look up cache entries, hold the worst case, insert pending entries.
 
 A request that could read what another one is writing waits first (`entry_wait.py`).
 """

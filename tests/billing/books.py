@@ -23,6 +23,13 @@ from billing.verification import verify
 
 NOW_MS = 1_780_000_000_000
 OWNER = "boot_1"
+
+
+def no_clock() -> int:
+    """A booking clock that stands at 0: what is booked is stamped with when it happened."""
+    return 0
+
+
 TTL_MS = {"5m": 300_000, "1h": 3_600_000}
 
 # Card T3 of docs/cases/billing.md: in 3,000, r 300, w5 3,750, w1h 6,000, out 15,000 nano-dollars.

@@ -14,7 +14,7 @@ from billing.errors import InsufficientBalance
 from billing.holds import Hold, open_hold, open_holds
 from billing.ledger import top_up, trial_balance
 from billing.settlement import release, settle
-from tests.billing.books import NOW_MS, OWNER, TTL_MS, Books, engine_facts, make_books
+from tests.billing.books import NOW_MS, OWNER, TTL_MS, Books, engine_facts, make_books, no_clock
 
 operations = st.lists(
     st.one_of(
@@ -141,7 +141,7 @@ def test_b50_two_processes_on_the_same_accounts_lose_nothing(
     books = [make_books(database, name=f"org_{number}") for number in range(4)]
     for other in books[1:]:
         other._numbers = books[0]._numbers
-    second = Database(database_url)
+    second = Database(database_url, now_ms=no_clock)
 
     async def one_request(number: int) -> None:
         process = (database, second)[number % 2]
@@ -169,7 +169,7 @@ def test_b50_two_processes_on_the_same_accounts_lose_nothing(
 
 
 def test_two_organizations_made_at_once_both_exist(database: Database, database_url: str) -> None:
-    second = Database(database_url)
+    second = Database(database_url, now_ms=no_clock)
 
     async def make(number: int) -> None:
         process = (database, second)[number % 2]

@@ -62,7 +62,7 @@ def test_money_in_a_report_is_text(books: Books) -> None:
 
 def test_every_request_is_in_exactly_one_day(books: Books) -> None:
     for ended_at_ms in (DAY_MS - 1, DAY_MS, DAY_MS + MS_PER_DAY - 1, DAY_MS + MS_PER_DAY):
-        end(books, books.open(), ended_at_ms)
+        end(books, books.open(started_at_ms=0), ended_at_ms)
 
     days = books.database.read_now(lambda conn: usage(conn, group_by=["day"]))
 

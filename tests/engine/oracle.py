@@ -43,8 +43,10 @@ class OracleRunner:
             [None] * config.block_size for _ in range(config.num_blocks)
         ]
         self.contents: dict[str, list[Slot]] = {}
-        self.fails_next = False
-        self.fails_loading = False  # whatever loads next
+        self.fails = False  # whatever it executes
+        self.fails_loading = False  # whatever loads
+        self.failing: set[str] = set()  # requests whose rows raise
+        self.not_finite: set[str] = set()  # requests whose logits are no numbers
         self.fault: AssertionError | None = None
         self.num_copies = 0
         self.num_loads = 0
@@ -56,34 +58,39 @@ class OracleRunner:
         for token in unpack(request.prompt_token_ids):
             self._extend(content, request.namespace, token)
 
-    def execute(self, plan: Plan) -> list[int]:
+    def execute(self, plan: Plan) -> list[int | None]:
         try:
             return self._execute(plan)
         except AssertionError as fault:
             self.fault = fault  # the core survives any runner, so the bench must look here
             raise
 
-    def _execute(self, plan: Plan) -> list[int]:
+    def _execute(self, plan: Plan) -> list[int | None]:
         self.plans.append(plan)
-        self.fails_next |= self.fails_loading and bool(plan.loads)
+        is_broken = self.fails or (self.fails_loading and bool(plan.loads))
         sources = {copy.source for copy in plan.copies}
         fresh = {copy.target for copy in plan.copies} | set(self._started_blocks(plan))
         fresh |= {block for load in plan.loads for block in load.blocks}
         assert not sources & fresh, f"a copy's source is given away in its step: {sources & fresh}"
         for load in plan.loads:
-            self._load(load)
-        if plan.loads:
-            self._fail_if_asked()  # a load broke off: its blocks are empty
+            self._load(load, is_broken=is_broken)
+        if plan.loads and is_broken:  # a load broke off: its blocks are empty
+            raise RuntimeError("injected failure")
         for copy in plan.copies:
             self._copy(copy)
         for row in plan.rows:
             self._check(row, row.start, "before the step")
         for row in plan.rows:
-            self._write(row)
-        self._fail_if_asked()
+            self._write(row, is_broken=is_broken)
+        if is_broken or any(row.request_id in self.failing for row in plan.rows):
+            raise RuntimeError("injected failure")
         for row in plan.rows:
             self._check(row, row.start + len(row.token_ids), "after the step")
-        return [self._sample(row) for row in plan.rows if row.samples]
+        return [
+            None if row.request_id in self.not_finite else self._sample(row)
+            for row in plan.rows
+            if row.samples
+        ]
 
     def snapshot(self, blocks: Sequence[int], num_tokens: int) -> list[list[Slot]]:
         """What a tier keeps of the first `num_tokens` slots of `blocks`."""
@@ -104,11 +111,6 @@ class OracleRunner:
             history = next_history(history, output[-1])
         return output
 
-    def _fail_if_asked(self) -> None:
-        if self.fails_next:
-            self.fails_next = False
-            raise RuntimeError("injected failure")
-
     def _extend(self, content: list[Slot], namespace: bytes, token: int) -> None:
         history = content[-1][2] if content else 0
         content.append((namespace, token, next_history(history, token)))
@@ -120,9 +122,9 @@ class OracleRunner:
         self.slots[copy.target] = held + [None] * (self.block_size - copy.num_slots)
         self.num_copies += 1
 
-    def _load(self, load: BlockLoad) -> None:
+    def _load(self, load: BlockLoad, *, is_broken: bool) -> None:
         for block, held in zip(load.blocks, load.payload[load.skip :], strict=False):
-            self.slots[block] = [None] * self.block_size if self.fails_next else list(held)
+            self.slots[block] = [None] * self.block_size if is_broken else list(held)
             self.num_loads += 1
 
     def _started_blocks(self, plan: Plan) -> Iterable[int]:
@@ -143,7 +145,7 @@ class OracleRunner:
                 f"holds {actual}, expected {expected}"
             )
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: Row, *, is_broken: bool) -> None:
         content = self.contents[row.request_id]
         for position, token in enumerate(row.token_ids.tolist(), row.start):
             assert content[position][1] == token, f"wrong token in a row: {row}"
@@ -151,7 +153,7 @@ class OracleRunner:
             block, slot = row.block_table[position // self.block_size], position % self.block_size
             if slot == 0:
                 self.slots[block] = [None] * self.block_size
-            self.slots[block][slot] = None if self.fails_next else content[position]
+            self.slots[block][slot] = None if is_broken else content[position]
 
     def _sample(self, row: Row) -> int:
         content = self.contents[row.request_id]
@@ -297,6 +299,8 @@ def random_config(chance: random.Random) -> EngineConfig:
         max_queue_wait_ms=chance.choice([300, 60_000, 60_000]),
         enable_prefix_caching=chance.random() < 0.95,
         enable_chunked_prefill=chance.random() < 0.85,
+        step_target_ms=chance.choice([None, 6]),
+        max_bypass_ms=chance.choice([10, 5_000]),
         min_shared_tokens=chance.choice([block_size, 2 * block_size, 256]),
         max_defer_ms=chance.choice([15, 30_000]),
         scheduling=chance.choice(["continuous"] * 7 + ["static"]),
@@ -335,7 +339,7 @@ def random_requests(
             ask(
                 f"req_{number}",
                 chance.choice(documents)[:num_shared] + suffix,
-                namespace=chance.choice([b"tenant-a", b"tenant-b"]),
+                namespace=chance.choice([b"tenant-a", b"tenant-a", b"tenant-b"]),
                 max_tokens=chance.choice([0, 1, 8, 30, 400, 400]),
                 read_tokens=max((b.num_tokens for b in breakpoints if not b.write), default=0),
                 stop_token_ids=(chance.randrange(200),),

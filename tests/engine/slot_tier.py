@@ -78,6 +78,9 @@ class SlotTier:
         if key in self.saving:
             self.saving.remove(key)
 
+    def sync(self) -> None:
+        """Nothing to do: memory does not outlive a power cut."""
+
     def stats(self) -> dict[str, float]:
         return {}
 

@@ -20,6 +20,8 @@ def test_defaults_are_the_documented_ones(model):
     assert arguments.listen == "unix:var/run/engine.sock"
     assert (arguments.max_num_seqs, arguments.max_num_batched_tokens) == (64, 2048)
     assert (arguments.block_size, arguments.kv_cache_memory) == (16, None)
+    assert (arguments.max_model_len, arguments.num_threads) == (None, None)
+    assert arguments.gpu_memory_utilization == 0.85
     assert (arguments.dtype, arguments.device) == ("auto", "cpu")
     assert (arguments.lease_cap_bytes, arguments.lease_quota_bytes) == (None, None)
     assert (arguments.lease_host_bytes, arguments.lease_disk_bytes) == (8 << 30, 8 << 30)
@@ -80,6 +82,10 @@ def test_each_part_can_be_compared_with_what_it_replaces(model):
     [
         (["--max-num-seqs", "0"], {}, "--max-num-seqs: not a whole number above zero: 0"),
         (["--kv-cache-memory", "1GB"], {}, "not a whole number above zero: 1GB"),
+        (["--max-model-len", "0"], {}, "--max-model-len: not a whole number above zero: 0"),
+        (["--num-threads", "0"], {}, "--num-threads: not a whole number above zero: 0"),
+        (["--gpu-memory-utilization", "90"], {}, "not a number above 0 and at most 1: 90"),
+        ([], {"KVMETER_GPU_MEMORY_UTILIZATION": "x"}, "not a number above 0 and at most 1: x"),
         (["--dtype", "int4"], {}, "--dtype: not one of auto, float32, bfloat16: int4"),
         ([], {"KVMETER_DTYPE": "int4"}, "--dtype: not one of auto, float32, bfloat16: int4"),
         (["--device", "tpu"], {}, "--device: not one of cpu, cuda: tpu"),

@@ -197,9 +197,10 @@ def test_a_failing_runner_ends_the_requests_of_its_step_and_publishes_nothing() 
     here = bench()
     here.run(ask("before", range(8), max_tokens=1))
     here.submit(ask("r", range(30), max_tokens=5, breakpoints=(write(20),)))
-    here.runner.fails_next = True
+    here.runner.fails = True
 
     events = here.step()
+    here.runner.fails = False
 
     assert [type(event) for event in events] == [Admitted, Finished]
     assert (events[1].reason, events[1].message) == (
@@ -284,17 +285,17 @@ def test_an_idle_step_does_nothing_but_expire() -> None:
     assert here.core.next_expiry_ms() is None
 
 
-def test_reuse_is_counted_once_and_by_what_held_it() -> None:
+def test_reuse_is_counted_once_and_as_the_record_has_it() -> None:
     here = bench()
     here.run(ask("first", range(10), breakpoints=(write(6),)))
-    here.run(ask("second", range(10)))
+    here.run(ask("second", range(10), read_tokens=6))
 
     stats = here.core.stats()
 
     assert stats["prefix_tokens_queried_total"] == 20
     assert stats["prefix_tokens_reused_total"] == 8
-    # The lease of 6 tokens holds two blocks, both full by now.
-    assert stats["prefix_tokens_lease_read_total"] == 8
+    # The lease's second block has two more tokens by now: a gift, neither promised nor billed.
+    assert stats["prefix_tokens_lease_read_total"] == 6
 
 
 def test_ignore_eos_runs_to_max_tokens_through_stop_tokens() -> None:

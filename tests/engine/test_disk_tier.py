@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from engine.lease_types import StoredPrefix, owner_of
+from engine.tiers import disk_tier
 from engine.tiers.disk_tier import RETRY_MS, DiskTier
 from engine.tiers.lease_files import Origin
 from tests.engine.harness import Clock
@@ -224,6 +225,19 @@ def test_a_full_disk_costs_nothing_but_the_copy_and_is_tried_again_later(disk):
 
         assert tier.accepts(5_000)
         assert keep(tier, prefix(), disk.clock() + 60_000) == [(prefix().key, True)]
+
+
+def test_what_was_unpinned_stays_so_after_a_power_cut(disk, monkeypatch):
+    synced = []
+    monkeypatch.setattr(disk_tier, "sync_folder", synced.append)
+    with disk.engine() as (tier, _):
+        keep(tier, prefix(), disk.clock() + 60_000)
+        synced.clear()
+
+        tier.drop(prefix().key)
+        tier.sync()
+
+        assert (disk.files(), synced) == ([], [disk.folder])
 
 
 def test_a_folder_that_cannot_be_is_a_failed_save_and_no_error(disk):

@@ -14,7 +14,7 @@ from engine.lease_types import Lease, owner_of
 from engine.protocol import Breakpoint, EngineRecord, Finished
 from engine.tiers.lease_store import LeaseStore
 from engine.tiers.tier import Costs
-from tests.engine.oracle import Bench, ask, small_config
+from tests.engine.oracle import Bench, OracleRunner, ask, small_config
 from tests.engine.slot_tier import ALWAYS_PAYS, SlotTier, slot_store
 from tests.engine.tiny_model import CONFIG, tiny_tensors, write_tiny_model
 
@@ -53,6 +53,83 @@ def squeeze(here: Bench) -> None:
         here.submit(ask(f"big{number}", range(500 + number * 60, 540 + number * 60), max_tokens=20))
     here.drain()
     crowd(here)
+
+
+def test_a_lease_is_not_given_up_when_that_frees_no_block() -> None:
+    here = bench(
+        SlotTier("disk"),
+        num_blocks=32,
+        pin_cap_blocks=16,
+        namespace_quota_blocks=16,
+        max_model_len=64,
+        min_shared_tokens=1_000,
+    )
+    tenants = [b"tenant %d" % number for number in range(4)]
+    documents = [range(100 * number, 100 * number + 16) for number in range(4)]
+    for number in range(4):
+        asked = ask(f"w{number}", documents[number], namespace=tenants[number], max_tokens=0)
+        here.run(replace(asked, breakpoints=(write(16, 1_000_000),)))
+    here.step()
+    for number in range(4):  # every leased block is in use while blocks run out
+        prompt = [*documents[number], 7]
+        asked = ask(f"d{number}", prompt, namespace=tenants[number], max_tokens=44)
+        here.submit(replace(asked, ignore_eos=True))
+
+    before = here.core.stats()
+    while here.core.has_work:
+        here.step()
+        after = here.core.stats()
+        grown = {name for name in after if after[name] > before[name]}
+        assert not {"lease_given_up_total", "preemptions_total"} <= grown
+        before = after
+
+    assert before["preemptions_total"] > 0
+
+
+def test_leases_that_end_together_are_ended_over_several_steps() -> None:
+    here = bench(
+        num_blocks=700,
+        pin_cap_blocks=640,
+        namespace_quota_blocks=640,
+        max_num_batched_tokens=4_000,
+        max_queue=600,
+        max_num_seqs=600,
+    )
+    for number in range(600):
+        prompt = [number, *range(3)]
+        here.submit(ask(f"w{number}", prompt, max_tokens=0, breakpoints=(write(4, 1_000),)))
+    here.drain()
+    assert here.core.stats()["leases_live"] == 600
+
+    live = []
+    here.now_ms += 10_000
+    for _ in range(3):
+        here.step()
+        live.append(here.core.stats()["leases_live"])
+
+    assert live == [344, 88, 0]
+
+
+def test_a_lease_that_is_due_is_not_refreshed_while_it_waits_for_its_end() -> None:
+    here = bench(
+        num_blocks=700,
+        pin_cap_blocks=640,
+        namespace_quota_blocks=640,
+        max_num_batched_tokens=4_000,
+        max_queue=600,
+        max_num_seqs=600,
+    )
+    for number in range(600):
+        prompt = [number, *range(3)]
+        here.submit(ask(f"w{number}", prompt, max_tokens=0, breakpoints=(write(4, 1_000),)))
+    here.drain()
+
+    here.now_ms += 10_000
+    here.submit(ask("late", [599, *range(3)], max_tokens=0, breakpoints=(write(4, 1_000),)))
+
+    (end,) = [event for event in here.step() if isinstance(event, Finished)]
+    assert end.record is not None
+    assert [grant.outcome for grant in end.record.grants] == ["granted"]
 
 
 def test_row_01_a_pinned_prefix_outlives_any_pressure_until_its_ttl() -> None:
@@ -252,15 +329,36 @@ def test_row_26_a_failed_step_publishes_nothing_of_what_it_loaded() -> None:
     here.run(ask("writer", range(14), breakpoints=(write(14),)))
     here.step()
     here.boot()
-    here.runner.fails_next = True
+    here.runner.fails_loading = True
     here.submit(ask("fails", range(20), read_tokens=14, breakpoints=(read(14),)))
     (_, end) = here.step()
+    here.runner.fails_loading = False
     assert end.reason == "error"
     assert here.core.stats()["kv_blocks_evictable"] == 0
 
     record = record_of(here.run(ask("next", range(20), read_tokens=14, breakpoints=(read(14),))))
 
     assert (record.reads_by_tier, tier.num_loads) == ({"disk": 14}, 2)
+
+
+def test_a_lease_whose_copy_fails_stays_in_the_pool_and_is_counted() -> None:
+    tier = SlotTier(keeps_all=True)
+
+    def store(runner: OracleRunner) -> LeaseStore:
+        return LeaseStore([tier], costs=ALWAYS_PAYS, snapshot=out_of_memory, block_size=4)
+
+    here = Bench(small_config(), store=store)
+
+    here.run(ask("writer", range(14), breakpoints=(write(14),)))
+
+    stats = here.core.stats()
+    assert (stats["lease_saves_skipped_total"], stats["leases_live"], tier.kept) == (1, 1, {})
+    record = record_of(here.run(ask("reader", range(20), read_tokens=14)))
+    assert record.tokens_reused_promised == 14
+
+
+def out_of_memory(_blocks: object, _num_tokens: int) -> None:
+    raise RuntimeError("CUDA out of memory")
 
 
 def test_row_26_who_was_resumed_beyond_the_budget_of_a_failed_step_ends_with_it() -> None:
@@ -273,13 +371,14 @@ def test_row_26_who_was_resumed_beyond_the_budget_of_a_failed_step_ends_with_it(
     scheduler = here.core.scheduler
     pool = scheduler.tables.pool
     scheduler._preempt(scheduler.running[-1])
-    here.core.leases.unpin_spilled()
+    next(here.core.leases.unpin_spare(), None)
     pool.release([pool.allocate() for _ in range(pool.num_free)])
-    here.runner.fails_next = True
+    here.runner.fails = True
+    num_plans = len(here.runner.plans)
 
     events = here.step()
 
-    (plan,) = here.runner.plans[-1:]
+    plan = here.runner.plans[num_plans]
     assert plan.loads
     assert [row.request_id for row in plan.rows] == ["long"], "the budget was large enough"
     assert {event.request_id for event in events if isinstance(event, Finished)} == {
@@ -363,7 +462,7 @@ def test_a_lease_that_begins_to_persist_is_copied_from_the_tier_that_has_it() ->
     here = bench(host, disk)
     here.run(ask("short", range(14), breakpoints=(write(14, persist=False),)))
     here.step()
-    here.core.leases.unpin_spilled()
+    next(here.core.leases.unpin_spare(), None)
     crowd(here)
 
     here.run(ask("long", range(20), read_tokens=14, breakpoints=(read(14, 3_600_000),)))
@@ -393,7 +492,7 @@ def test_a_lease_whose_copy_turns_out_damaged_at_its_refresh_is_leased_anew() ->
     here = bench(host, disk)
     first = record_of(here.run(ask("short", range(14), breakpoints=(write(14, persist=False),))))
     here.step()
-    here.core.leases.unpin_spilled()
+    next(here.core.leases.unpin_spare(), None)
     host.load = lambda key: None  # its blocks are still in the pool
 
     second = record_of(here.run(ask("long", range(14), read_tokens=14, breakpoints=(write(14),))))

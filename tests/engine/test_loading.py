@@ -13,6 +13,8 @@ from safetensors.numpy import load_file, save_file
 from engine.compute.loading import LoadedModel, load_model
 from engine.errors import ModelFileError, UnsupportedModel
 from engine.model_files.model_folder import write_manifest
+from engine.models.llama_config import LlamaConfig, RopeScaling
+from engine.models.registry import find_architecture
 from engine.protocol import Sampling
 from tests.engine.tiny_model import write_tiny_model
 
@@ -174,6 +176,34 @@ def test_a_changed_byte_is_found_where_a_manifest_exists(folder: Path) -> None:
         load(folder)
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": LLAMA3, "rope_theta": 50_000.0},
+        {"rope_parameters": LLAMA3 | {"rope_theta": 50_000.0}},
+        {"rope_parameters": LLAMA3 | {"rope_theta": 50_000.0}, "rope_scaling": LLAMA3},
+        {"rope_scaling": LLAMA3, "rope_theta": 50_000.0, "sliding_window": None, "qk_norm": False},
+    ],
+)
+def test_rope_is_obeyed_wherever_the_file_has_it(folder: Path, changes: dict[str, Any]) -> None:
+    edit_json(folder / "config.json", **changes)
+
+    _, config = find_architecture(folder)
+
+    assert isinstance(config, LlamaConfig)
+    assert config.rope_theta == 50_000
+    assert config.rope_scaling == RopeScaling(8.0, 1.0, 4.0, 64)
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
@@ -181,6 +211,15 @@ def test_a_changed_byte_is_found_where_a_manifest_exists(folder: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
         ({"quantization_config": {"bits": 4}}, "the weights are quantised"),
+        ({"sliding_window": 64}, "sliding_window is 64"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "'sliding_attention'"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+        ({"rope_parameters": {"attention_factor": 2.0}}, "rope has 'attention_factor'"),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": LLAMA3},
+            "rope_scaling and rope_parameters differ",
+        ),
     ],
 )
 def test_what_this_engine_cannot_compute_is_refused(

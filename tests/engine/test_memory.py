@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.compute.memory import default_pool_bytes, engine_config, memory_bytes, pin_cap_blocks
+from engine.compute.memory import (
+    default_pool_bytes,
+    engine_config,
+    gpu_pool_bytes,
+    memory_bytes,
+    pin_cap_blocks,
+    pin_warning,
+    quota_blocks,
+)
+from engine.config import EngineConfig
 from engine.errors import KVCacheTooSmall
 
 GIB = 2**30
@@ -32,7 +41,7 @@ def test_pins_leave_a_quarter_and_at_least_one_context(
     assert pin_cap_blocks(num_blocks, context_blocks) == cap
 
 
-def test_the_quota_is_the_cap_unless_the_operator_says_otherwise() -> None:
+def test_the_quota_is_a_quarter_of_the_cap_unless_the_operator_says_otherwise() -> None:
     sizes = {
         "bytes_per_block": 1000,
         "max_model_len": 160,
@@ -47,7 +56,7 @@ def test_the_quota_is_the_cap_unless_the_operator_says_otherwise() -> None:
     assert (config.num_blocks, config.pin_cap_blocks, config.namespace_quota_blocks) == (
         100,
         75,
-        75,
+        18,
     )
     assert config.max_request_tokens == 160
     assert (limited.pin_cap_blocks, limited.namespace_quota_blocks) == (75, 5)
@@ -55,8 +64,17 @@ def test_the_quota_is_the_cap_unless_the_operator_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cap_blocks", "context_blocks", "quota"), [(400, 20, 100), (400, 150, 150), (60, 100, 60)]
+)
+def test_a_quota_is_enough_for_one_whole_context(
+    cap_blocks: int, context_blocks: int, quota: int
+) -> None:
+    assert quota_blocks(cap_blocks, context_blocks) == quota
+
+
+@pytest.mark.parametrize(
     ("cap_bytes", "quota_bytes", "cap", "quota"),
-    [(30_999, None, 30, 30), (99_000, None, 90, 90), (50_000, 20_500, 50, 20), (0, 9_000, 0, 0)],
+    [(30_999, None, 30, 10), (99_000, None, 90, 22), (50_000, 20_500, 50, 20), (0, 9_000, 0, 0)],
 )
 def test_cap_and_quota_are_given_in_bytes_and_one_context_stays_free(
     cap_bytes: int, quota_bytes: int | None, cap: int, quota: int
@@ -73,6 +91,26 @@ def test_cap_and_quota_are_given_in_bytes_and_one_context_stays_free(
 
     assert (config.pin_cap_blocks, config.namespace_quota_blocks) == (cap, quota)
     assert (config.block_bytes, config.max_request_tokens) == (1000, 160)
+
+
+def test_a_gpus_pool_is_what_the_weights_leave_of_its_share() -> None:
+    assert gpu_pool_bytes(20 * GIB, 24 * GIB, 0.75) == 14 * GIB
+    assert gpu_pool_bytes(5 * GIB, 24 * GIB, 0.75) == 0
+
+
+def test_leases_that_could_pin_nothing_are_warned_of_with_a_cure_that_works() -> None:
+    def config(**changes: int) -> EngineConfig:
+        sizes = {"max_model_len": 160, "kv_cache_bytes": 9_000} | changes
+        return engine_config(bytes_per_block=1000, vocab_size=9, memory_bytes=GIB, **sizes)
+
+    warning = pin_warning(config())
+
+    assert warning is not None
+    assert warning.startswith("leases can pin nothing, since the KV pool of 144 tokens has no room")
+    assert warning.endswith("start with --max-model-len 72 or --kv-cache-memory 20000")
+    assert pin_warning(config(max_model_len=72)) is None
+    assert pin_warning(config(kv_cache_bytes=20_000)) is None
+    assert pin_warning(config(enable_prefix_caching=False)) is None
 
 
 def test_a_pool_smaller_than_one_block_is_refused() -> None:

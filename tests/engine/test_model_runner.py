@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,8 @@ from engine.compute.backend import Backend
 from engine.compute.loading import load_model
 from engine.compute.model_runner import ModelRunner
 from engine.config import EngineConfig
-from engine.plan import BlockCopy, Plan, Row
+from engine.errors import DeviceLost
+from engine.plan import BlockCopy, BlockLoad, Plan, Row
 from engine.protocol import Sampling
 from tests.engine.naive_llama import naive_logits
 from tests.engine.rows import GREEDY, row
@@ -109,3 +111,28 @@ def test_a_preempted_seeded_request_continues_unchanged(runner: ModelRunner) -> 
     again = row(PROMPT + whole[:5], blocks=[20, 21, 22], sampling=sampling, output_index=5)
 
     assert runner.execute(plan(again)) == [whole[5]]
+
+
+def test_what_a_failed_request_left_in_the_pool_spoils_no_other(runner: ModelRunner) -> None:
+    expected = generate(runner, 20)
+    blocks = np.arange(CONFIG.num_blocks)
+    payload = np.full_like(runner.snapshot(blocks.tolist(), CONFIG.num_blocks * 16), 0xFF)  # NaN
+
+    runner.execute(Plan((), (), (BlockLoad(tuple(blocks.tolist()), payload, skip=0),)))
+
+    assert generate(runner, 20) == expected
+
+
+def test_an_error_of_the_device_is_one_after_which_the_engine_must_end(
+    tiny: Backend,
+) -> None:
+    class Broken:
+        shape, dtype, device = tiny.shape, tiny.dtype, tiny.device
+
+        def compute(self, cache: object, rows: object) -> torch.Tensor:
+            raise RuntimeError("CUDA error: an illegal memory access\nCompile with ...")
+
+    broken = ModelRunner(Broken(), CONFIG, entropy=b"entropy")
+
+    with pytest.raises(DeviceLost, match=r"started again: CUDA error: an illegal memory access$"):
+        broken.execute(plan(row(PROMPT, blocks=[0, 1, 2])))

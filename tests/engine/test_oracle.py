@@ -1,6 +1,7 @@
 """The scheduler against an oracle that knows what every KV slot should hold."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -111,6 +112,7 @@ class Scenario:
         self.num_reports = 0
         self.restarts_at = self.chance.choice([None, self.chance.randrange(20, 120)])
         self.has_failures = self.chance.random() < 0.2
+        self.num_broken = 0
         self.breaks_loads = self.chance.random() < 0.5
 
     def open_store(self, runner: OracleRunner) -> LeaseStore:
@@ -138,11 +140,33 @@ class Scenario:
         self.meter.pass_time(100_000)
         self.bench.step(advance_ms=100_000)
         self.meter.check()
+        self.check_counters()
         assert not any(tier.kept for tier in self.tiers), "an ended lease is still stored"
         stats = self.bench.core.stats()
         assert stats["kv_blocks_pinned"] == stats["kv_blocks_reserved"] == stats["leases_live"] == 0
         assert stats["num_requests_deferred"] == stats["kv_slots_reserved"] == 0
         assert stats["kv_blocks_free"] + stats["kv_blocks_evictable"] == stats["kv_blocks_total"]
+
+    def check_counters(self) -> None:
+        """Every counter of the last engine is the sum of what its records say."""
+        boot_id = f"boot{self.bench.num_boots - 1 or ''}"
+        records = [r for r in self.bench.journal.closed.values() if r.engine_boot_id == boot_id]
+        outcomes = Counter(grant.outcome for record in records for grant in record.grants)
+        sums = {
+            f"lease_{what}_total": outcomes[what] for what in ("granted", "refreshed", "refused")
+        }
+        for record in records:
+            read, gift = record.tokens_reused_promised, record.tokens_reused_gift
+            for name, amount in {
+                "prefix_tokens_queried_total": record.prompt_tokens,
+                "prefix_tokens_reused_total": read + gift,
+                "prefix_tokens_lease_read_total": read,
+                "tokens_output_total": record.output_tokens + record.overrun_tokens,
+                "preemptions_total": record.num_preemptions,
+            }.items():
+                sums[name] = sums.get(name, 0) + amount
+        stats = self.bench.core.stats()
+        assert {name: stats[name] for name in sums} == sums
 
     def disturb(self) -> None:
         """Submit some, end some, break the runner now and then."""
@@ -161,13 +185,23 @@ class Scenario:
             request_id = self.chance.choice(self.live)
             num_kept = self.chance.randint(0, 1 + len(self.output.get(request_id, ())))
             self.bench.core.finish(request_id, num_kept)
-        self.bench.runner.fails_next = self.has_failures and self.chance.random() < 0.03
-        self.bench.runner.fails_loading = self.breaks_loads and self.chance.random() < 0.5
+        self.break_something()
 
         if self.chance.random() < 0.03:
             self.unpin()
         if self.chance.random() < 0.1:  # as if blocks were short
-            self.bench.core.leases.unpin_spilled()
+            next(self.bench.core.leases.unpin_spare(), None)
+
+    def break_something(self) -> None:
+        """Choose what the runner cannot compute in the next step; now and then it can do all."""
+        runner, self.num_broken = self.bench.runner, (self.num_broken + 1) % 4
+        may_break = self.num_broken > 0
+        runner.fails = may_break and self.has_failures and self.chance.random() < 0.02
+        runner.fails_loading = may_break and self.breaks_loads and self.chance.random() < 0.5
+        for broken in (runner.failing, runner.not_finite):
+            broken.clear()
+            if may_break and self.has_failures and self.live and self.chance.random() < 0.02:
+                broken.add(self.chance.choice(self.live))
 
     def unpin(self) -> None:
         """End some lease by id or all of a namespace, also what ended before."""
@@ -199,7 +233,19 @@ class Scenario:
         self.promises.expire()
         events = self.bench.step(advance_ms=0)
         self.lost_now = self.take_reports()
+        self.check_slots([e.request_id for e in events if isinstance(e, Admitted)])
         return events
+
+    def check_slots(self, admitted: list[str]) -> None:
+        """None was admitted beyond its namespace's share while one without any slot waits."""
+        scheduler = self.bench.core.scheduler
+        running = Counter(sequence.request.namespace for sequence in scheduler.running)
+        num_slots = self.bench.config.max_num_seqs
+        waiting = scheduler.waiting.namespaces()
+        share = max(1, num_slots // max(1, len({*running, *waiting})))
+        if running.total() == num_slots and not all(running[each] for each in waiting):
+            takers = {self.requests[request_id].namespace for request_id in admitted}
+            assert all(running[each] <= share for each in takers), f"more than a share: {running}"
 
     def take_reports(self) -> set[str]:
         """Forget the promises that were ended or lost; return the ids of their leases."""

@@ -95,8 +95,10 @@ def test_a_follower_goes_on_when_its_leader_ends(how: str) -> None:
     elif how == "finish":
         here.core.finish("leader", 0)
     else:
-        here.runner.fails_next = True
-    events = here.step() + here.drain()
+        here.runner.fails = True
+    events = here.step()
+    here.runner.fails = False
+    events += here.drain()
 
     assert admissions(events) == [("follower", 4)]
     (end,) = [e for e in events if isinstance(e, Finished) and e.request_id == "follower"]

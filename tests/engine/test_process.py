@@ -187,6 +187,7 @@ def test_a_terminal_that_has_not_all_letters_does_not_stop_the_start(
 
 def test_a_start_that_cannot_be_is_one_sentence(tiny_folder, tmp_path):
     cannot_be = {
+        "the model allows 4096": command(tiny_folder, tmp_path, "--max-model-len", "4097"),
         "config.json": command(tmp_path, tmp_path),
         "smaller --kv-cache-memory": command(
             tiny_folder, tmp_path, "--kv-cache-memory", str(1 << 46)

@@ -122,7 +122,7 @@ def test_a_prefix_from_disk_answers_like_one_that_was_computed(model, tmp_path, 
         engine = Engine(model, [tier])
         engine.run(ask("writer", length, lease, write=True))
         warm, from_device = engine.run(ask("warm", length, lease))["warm"]
-        engine.core.leases.unpin_spilled()
+        next(engine.core.leases.unpin_spare(), None)
         engine.run(*[other(f"o{n}", seed=n + 2) for n in range(4)])
         spilled, from_disk = engine.run(ask("spilled", length, lease))["spilled"]
     with disk(tmp_path) as tier:
@@ -138,7 +138,7 @@ def test_a_prefix_from_host_memory_answers_like_one_that_was_computed(model):
     cold, _ = Engine(model, [], enable_prefix_caching=False).run(ask("c", 80, 61))["c"]
     engine = Engine(model, [HostTier(budget_bytes=1 << 30)])
     engine.run(ask("writer", 80, 61, write=True))
-    engine.core.leases.unpin_spilled()
+    next(engine.core.leases.unpin_spare(), None)
     engine.run(*[other(f"o{n}", seed=n + 2) for n in range(4)])
 
     warm, record = engine.run(ask("warm", 80, 61))["warm"]

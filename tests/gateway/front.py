@@ -146,11 +146,13 @@ class Front:
 
 
 @asynccontextmanager
-async def front(folder: Path, *, models: Sequence[str] = ("wt",)) -> AsyncIterator[Front]:
+async def front(
+    folder: Path, *, models: Sequence[str] = ("wt",), **settings_changes: int
+) -> AsyncIterator[Front]:
     """A gateway on a fresh SQLite ledger in `folder`."""
-    settings = Settings(data_dir=folder)
+    settings = Settings(data_dir=folder, **settings_changes)
     migrate(settings.ledger_url)
-    database = Database(settings.ledger_url)
+    database = Database(settings.ledger_url, now_ms=lambda: NOW_MS)
     populate(database)
     engine = IdleEngine()
     deps = Dependencies(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,9 @@ from engine.config import EngineConfig
 from engine.plan import Plan
 from gateway.app import create_app
 from gateway.background.ownership import register_gateway
+from gateway.clock import Clock as GatewayClock
 from gateway.dependencies import Dependencies
 from gateway.http.connection import HttpConnection
-from gateway.http.connection_counts import ConnectionCounts
 from gateway.ids import id_maker
 from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.settings import Settings
@@ -113,6 +112,7 @@ class Stack:
     key: str = ""
     admin_key: str = ""
     _keys: int = 0
+    wall_steps_ms: int = 0  # by which the wall clock was set back or forth
     _started_ms: int = 0
     _clients: dict[str, httpx.Client] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -124,9 +124,15 @@ class Stack:
         target_ms = self._started_ms + round(seconds * 1000)
         self.clock.advance(target_ms - self.clock.now_ms)
 
+    def __post_init__(self) -> None:
+        self._gateway_clock = GatewayClock(wall_ms=self._wall_ms, monotonic_ms=self.clock)
+
     def now_ms(self) -> int:
-        """The gateway's wall clock; the engine's is the same one, with another zero."""
-        return EPOCH_MS + self.clock()
+        """The gateway's time; the engine's is the same one, with another zero."""
+        return self._gateway_clock()
+
+    def _wall_ms(self) -> int:
+        return EPOCH_MS + self.clock() + self.wall_steps_ms
 
     def start_engine(self, **changes: Any) -> None:
         """Start the engine, or start it again on the same journal; `changes` are what it is."""
@@ -263,12 +269,6 @@ class Stack:
         assert self._gateway is not None
         return self._gateway.metric(name, labels)
 
-    @property
-    def num_connections(self) -> int:
-        """The gateway's open client connections: one of a client that has gone is soon closed."""
-        assert self._gateway is not None
-        return self._gateway.connections.total
-
     def close_clients(self) -> None:
         """Close every connection."""
         for client in self._clients.values():
@@ -301,8 +301,8 @@ def running_stack(
     words = Words()
     url = database_url or f"sqlite:///{folder / 'ledger.sqlite3'}"
     migrate(url)
-    database = database_class(url)
     clock = Clock()
+    database = database_class(url, now_ms=lambda: EPOCH_MS + clock())
     stack = Stack(
         folder=folder,
         database=database,
@@ -335,7 +335,6 @@ class Serving:
         self._stack = stack
         self._instance = instance
         self._boot_id = boot_id
-        self.connections = ConnectionCounts(max_total=1_000, max_per_address=1_000)
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
@@ -359,6 +358,12 @@ class Serving:
             if task.get_name() in ("recovery", "ownership") or task.get_name().startswith("req_"):
                 task.cancel()
         await self._engine.close()
+
+    @property
+    def num_cut(self) -> int:
+        """How many open requests were cut, and have not ended yet."""
+        generations = self._app.state.open_requests._tasks.values()
+        return sum(generation._cut_by is not None for generation in list(generations))
 
     @property
     def fenced(self) -> bool:
@@ -410,8 +415,8 @@ class Serving:
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             self._app,
+            http=HttpConnection,
             port=0,
-            http=partial(HttpConnection, counts=self.connections),  # type: ignore[arg-type]
             ws="none",
             log_config=None,
             access_log=False,

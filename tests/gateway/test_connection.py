@@ -1,7 +1,6 @@
 """The server's own answers, over real sockets: to what never becomes a request."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -47,20 +46,18 @@ class Line:
 
 @asynccontextmanager
 async def served(
-    folder: Path, *, addresses: int = 100, found: Callable[[Connection], None] | None = None
+    folder: Path, *, found: Callable[[Connection], None] | None = None, **settings: int
 ) -> AsyncIterator[Line]:
     async def drain() -> None:
         pass
 
-    async with front(folder) as gateway:
+    async with front(folder, **settings) as gateway:
         if found is not None:
             gateway.deps.database.write_now(found)
         stop = asyncio.Event()
         with listening("127.0.0.1", 0) as listener:
             app = create_app(gateway.deps)
-            serving = asyncio.create_task(
-                serve(app, listener, stop=stop, drain=drain, connections_per_address=addresses)
-            )
+            serving = asyncio.create_task(serve(app, listener, stop=stop, drain=drain))
             try:
                 yield Line(listener.getsockname()[1])
             finally:
@@ -251,11 +248,10 @@ async def test_a_kept_connection_that_sends_no_request_is_closed(
 
 
 async def test_an_address_has_so_many_connections(tmp_path: Path) -> None:
-    async with served(tmp_path, addresses=2) as line:
+    async with served(tmp_path, max_connections_per_address=2) as line:
         first, second = await line.open(), await line.open()
         await asyncio.sleep(0)
-        with contextlib.suppress(ConnectionError):
-            assert await line.ask(HEALTH + b"\r\n") == (b"", b"")
+        assert_refused(*await line.ask(HEALTH + b"\r\n"), 529, "overloaded_error")
         for _, writer in (first, second):
             writer.write(HEALTH + b"connection: close\r\n\r\n")
         for reader, writer in (first, second):
@@ -274,6 +270,17 @@ async def test_a_half_closed_client_is_answered(tmp_path: Path, count: int) -> N
 
     assert received.count(b"HTTP/1.1 200 ") == count
     assert received.endswith(b'"ok"}')
+
+
+async def test_a_body_that_ends_too_early_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as line:
+        reader, writer = await line.open()
+        writer.write(POST + KEY_HEADERS + b"content-length: 5\r\n\r\nab")
+        writer.write_eof()
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+
+    assert "before its body" in assert_refused(head, body, 400, "invalid_request_error")
 
 
 async def test_requests_beyond_those_that_may_wait_are_refused(tmp_path: Path) -> None:

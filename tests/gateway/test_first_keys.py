@@ -17,7 +17,7 @@ NOW_MS = 1_900_000_000_000
 def database(tmp_path: Path) -> Iterator[Database]:
     url = f"sqlite:///{tmp_path / 'ledger.sqlite3'}"
     migrate(url)
-    database = Database(url)
+    database = Database(url, now_ms=lambda: 0)
     yield database
     database.close()
 

@@ -204,11 +204,11 @@ class RefusingDatabase(Database):
 
     refusals = 0
 
-    async def write(self, operation: Callable[[Connection], Any]) -> Any:
+    async def write(self, operation: Callable[[Connection], Any], **bounds: Any) -> Any:
         if self.refusals and getattr(operation, "func", None).__name__ == "settle":
             self.refusals -= 1
             raise WriterUnavailable("The test says no")
-        return await super().write(operation)
+        return await super().write(operation, **bounds)
 
 
 @pytest.fixture
@@ -260,17 +260,33 @@ def test_a_whole_message_of_a_killed_gateway_costs_nothing(stack: Stack):
     assert record["engine"]["output_tokens"] > 0
 
 
+def test_a_hold_that_cannot_be_read_stops_the_recovery_of_no_other(stack: Stack):
+    readers = [Reader(stack, ASK) for _ in range(2)]
+    stack.kill_gateway()
+    for reader in readers:
+        reader.end()
+    poisoned, sound = stack.open_holds()
+    damage = f"UPDATE holds SET writes = 'garbage' WHERE request_id = '{poisoned}'"
+    stack.database.write_now(lambda conn: conn.exec_driver_sql(damage))
+
+    stack.start_gateway(boot_id="gw_two")
+
+    assert_free(wait_recovered(stack, sound))
+    record = wait_recovered(stack, poisoned)
+    assert (record["status"], record["charged_nanos"]) == ("released", "0")
+
+
 class LateDatabase(RefusingDatabase):
     """Makes entries live only once `engine_is_done`: it ends before it hears of a stop string."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
         self.engine_is_done = threading.Event()
 
-    async def write(self, operation: Callable[[Connection], Any]) -> Any:
+    async def write(self, operation: Callable[[Connection], Any], **bounds: Any) -> Any:
         if getattr(operation, "func", None).__name__ == "activate":
             await asyncio.to_thread(self.engine_is_done.wait, 20)
-        return await super().write(operation)
+        return await super().write(operation, **bounds)
 
 
 @pytest.fixture

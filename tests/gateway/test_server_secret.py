@@ -14,7 +14,7 @@ from gateway.errors import ServerSecretError
 def database(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'ledger.sqlite3'}"
     migrate(url)
-    database = Database(url)
+    database = Database(url, now_ms=lambda: 0)
     yield database
     database.close()
 

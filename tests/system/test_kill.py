@@ -38,7 +38,7 @@ def test_a_killed_process_costs_nobody_a_wrong_cent(
     installation: Installation, victim: str, soak: bool
 ) -> None:
     with installation:
-        database = Database(Settings(data_dir=installation.data_dir).ledger_url)
+        database = Database(Settings(data_dir=installation.data_dir).ledger_url, now_ms=lambda: 0)
         for number in range(SOAK_ROUNDS if soak else ROUNDS):
             prefix = f"round {number} {words(60)}"
             written = read_once(installation, prefix)

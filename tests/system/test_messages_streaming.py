@@ -51,7 +51,7 @@ def test_m23_an_engine_that_fails_ends_the_stream_with_an_error(
     assert "event: error" in raw.text
     assert "message_stop" not in raw.text
     record = stack.record(raw.headers["request-id"])
-    assert record["usage"]["output_tokens"] == 3
+    assert (record["engine"]["output_tokens"], record["postings"]) == (3, [])
     assert stack.open_holds() == []
 
 

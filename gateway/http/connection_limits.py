@@ -1,12 +1,10 @@
-"""How many connections are open, a client address and in all, and which one has to go."""
+"""How many connections may be open, in all and from one address, and which one has to go."""
 
 import resource
 from collections import Counter
 from typing import Protocol
 
-OTHER_FILES = 256  # descriptors for the database, the engine link, logs and models
-MAX_CONNECTIONS = 10_000  # each idle one costs about 20 kB
-MIN_CONNECTIONS = 16  # with fewer descriptors than this nothing works anyway
+SPARE_DESCRIPTORS = 128  # files, the engine's link, the database
 
 
 class Connection(Protocol):
@@ -19,7 +17,7 @@ class Connection(Protocol):
         ...
 
 
-class ConnectionCounts:
+class ConnectionLimits:
     """Open connections by client network, and those of them that serve no request now.
 
     At the bound in all the connection that has been idle longest makes room for a new one, so that
@@ -27,14 +25,15 @@ class ConnectionCounts:
     """
 
     def __init__(self, *, max_total: int, max_per_address: int) -> None:
-        self._max_total = max_total
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_total = min(max_total, max(1, descriptors - SPARE_DESCRIPTORS))
         self._max_per_address = max_per_address
         self._by_network: Counter[str] = Counter()
         self._idle: dict[Connection, None] = {}  # in the order in which they became idle
         self.total = 0
 
     def admit(self, connection: Connection) -> bool:
-        """Count a new connection, which is idle; False if it must be closed instead."""
+        """Count a new connection, which is idle; False, and not counted, if there are too many."""
         if self._by_network[connection.network] >= self._max_per_address:
             return False
         if self.total >= self._max_total:
@@ -63,12 +62,3 @@ class ConnectionCounts:
         self._by_network[connection.network] -= 1
         if self._by_network[connection.network] == 0:
             del self._by_network[connection.network]
-
-
-def connections_possible() -> int:
-    """Return how many connections this process may have; raises its limit of open files first."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + OTHER_FILES
-    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    return max(MIN_CONNECTIONS, files - OTHER_FILES)

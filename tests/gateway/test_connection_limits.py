@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.http.addresses import network_of
-from gateway.http.connection_counts import ConnectionCounts
+from gateway.http.connection_limits import ConnectionLimits
 
 
 class Open:
@@ -18,7 +18,7 @@ class Open:
 
 
 def test_an_address_has_so_many_and_another_one_its_own() -> None:
-    counts = ConnectionCounts(max_total=10, max_per_address=1)
+    counts = ConnectionLimits(max_total=10, max_per_address=1)
     first = Open()
 
     assert counts.admit(first)
@@ -30,7 +30,7 @@ def test_an_address_has_so_many_and_another_one_its_own() -> None:
 
 
 def test_the_one_that_is_idle_longest_makes_room() -> None:
-    counts = ConnectionCounts(max_total=3, max_per_address=10)
+    counts = ConnectionLimits(max_total=3, max_per_address=10)
     busy, idle, young = Open(), Open(), Open()
     for connection in (busy, idle, young):
         counts.admit(connection)
@@ -43,7 +43,7 @@ def test_the_one_that_is_idle_longest_makes_room() -> None:
 
 
 def test_a_connection_that_was_used_is_idle_only_since_then() -> None:
-    counts = ConnectionCounts(max_total=2, max_per_address=10)
+    counts = ConnectionLimits(max_total=2, max_per_address=10)
     used, unused = Open(), Open()
     for connection in (used, unused):
         counts.admit(connection)
@@ -56,7 +56,7 @@ def test_a_connection_that_was_used_is_idle_only_since_then() -> None:
 
 
 def test_where_all_serve_requests_a_new_one_is_closed() -> None:
-    counts = ConnectionCounts(max_total=1, max_per_address=10)
+    counts = ConnectionLimits(max_total=1, max_per_address=10)
     busy = Open()
     counts.admit(busy)
     counts.set_busy(busy)
