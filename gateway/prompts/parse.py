@@ -10,7 +10,9 @@ from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.prompts.rendered_prompt import RenderedPrompt
 from gateway.wire.request import PromptRequest
 
-USUAL_CHARACTERS_PER_TOKEN = 4  # so most prompts that fit are tokenised once
+# Texts up to these lengths are tokenised at once: most prompts that fit, and what takes 64 MB then.
+USUAL_CHARACTERS_PER_TOKEN = 4
+MAX_CHARACTERS_AT_ONCE = 160_000
 PIECE_CHARACTERS = 16 << 10  # some 6 MB while it is tokenised
 
 
@@ -56,8 +58,8 @@ def _require_fit_by_pieces(model: ServedModel, blocks: Sequence[Block]) -> None:
     be many times the window is counted in pieces first. A cut between two pieces adds a few tokens,
     far fewer than as many again.
     """
-    num_characters = sum(len(block.text) for block in blocks)
-    if num_characters <= USUAL_CHARACTERS_PER_TOKEN * model.context_window_tokens:
+    usual_characters = USUAL_CHARACTERS_PER_TOKEN * model.context_window_tokens
+    if sum(len(block.text) for block in blocks) <= min(usual_characters, MAX_CHARACTERS_AT_ONCE):
         return
     num_tokens = 0
     for block in blocks:
