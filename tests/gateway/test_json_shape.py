@@ -69,7 +69,7 @@ def test_text_is_counted_as_it_was_sent(character: bytes) -> None:
 
 def test_text_has_a_limit() -> None:
     with pytest.raises(
-        InvalidRequest, match=r"^prompt is too long: more than 12000000 bytes of text"
+        InvalidRequest, match=r"^prompt is too long: more than 8000000 bytes of text"
     ):
         measure([b'"', b"a" * MAX_TEXT_BYTES])
 
