@@ -115,9 +115,7 @@ def _num_blocks(message: object) -> int:
 
 
 def _message(sent: Any, context: Context, *, at: Location) -> InputMessage:
-    if not isinstance(sent, dict):
-        raise InvalidRequest("Input should be an object", path=_dotted(at))
-    content = sent.get("content")
+    content = sent.get("content") if isinstance(sent, dict) else None
     if not isinstance(content, list) or len(content) <= BLOCKS_AT_ONCE:
         return _validate(_MESSAGE, sent, context, at=at)
     start = sent | {"content": content[:BLOCKS_AT_ONCE]}
@@ -148,6 +146,12 @@ def _validate(
 ) -> Value:
     try:
         return adapter.validate_python(value, strict=True, context=dict(context))
+    except ValidationError:
+        pass
+    try:  # again as JSON, for the fault in JSON's words
+        return adapter.validate_json(
+            to_json(value, inf_nan_mode="constants"), strict=True, context=dict(context)
+        )
     except ValidationError as error:
         raise _first_fault(error, at=at, offset=offset) from None
 

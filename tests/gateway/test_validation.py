@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -51,6 +51,7 @@ def by_pieces(sent: bytes) -> MessagesRequest | str:
         return str(error)
 
 
+@settings(max_examples=400)
 @given(changed=fields)
 def test_the_result_or_the_first_fault_is_the_same(changed: dict[str, Any]) -> None:
     sent = json.dumps(body(**changed)).encode()
