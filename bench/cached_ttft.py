@@ -1,4 +1,4 @@
-"""Time to the first token: cold, warm by tier, and a control never seen before (full: 4 min).
+"""Time to the first token on the engine's link: cold, warm by tier, and a control (4 min).
 
 Each arm of each prefix length runs at least 20 times, in random order. *cold* writes a fresh
 prefix, *device* reads it from the KV pool, *disk* reads it after a restart of the engine. *control*

@@ -1,4 +1,4 @@
-"""A test for memory growth: a robust slope, and the last third of a run against the middle one."""
+"""Whether memory stays flat: a robust slope, and the last third of a run against the middle."""
 
 from collections.abc import Sequence
 from itertools import combinations

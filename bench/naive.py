@@ -1,4 +1,4 @@
-"""Naive `transformers` against the paged engine on W1 (full: about 8 min).
+"""W1 (short chat requests) on transformers: one at a time, and in padded batches.
 
 Weights, dtype, token ids and output lengths are the same; rounds are interleaved. *One at a time*
 is one generate() call a request, for the first 24. *Padded batches* are generate() calls of 8

@@ -1,4 +1,4 @@
-"""Workloads W1, W2, W3 over HTTP: kvmeter and its peers (full: about 5 min, 3 a peer).
+"""Workloads W1, W2, W3 over HTTP: kvmeter and its peers (5 min, and 3 min for each peer).
 
     python -m bench.peers --peer vllm=http://127.0.0.1:8000 --peer llama=anthropic+http://…:8081
 

@@ -1,4 +1,4 @@
-"""Static against continuous batching on one engine (full: about 46 min; one --batches: 15).
+"""Static against continuous batching on one engine (46 min; 15 min for one --batches value).
 
 All requests arrive at t = 0 and the batch size is the same; static batching admits only into an
 empty batch. Two throughputs are shown: of the whole run, in which the batch empties at the end, and

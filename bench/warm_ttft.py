@@ -1,4 +1,4 @@
-"""Time to first token with and without a cached prefix, over the public API (full: 1 min).
+"""Time to the first token over the public API, with and without a cached prefix (1 min).
 
 Three interleaved arms, each through a complete `kvmeter up`: *cold* writes a fresh 3,000-token
 prefix, *warm* reads it with another question, and *control* sends a new prefix, to show whether the

@@ -1,4 +1,4 @@
-"""The cache split: which writes were granted, and how the prompt is billed because of it. Pure.
+"""Bills a prompt by the engine's grants: a granted write is a cache write, a refused one input.
 
 The response header, message_start and the bill all take their numbers from `cache_split`.
 """

@@ -43,6 +43,11 @@ class ApiKey:
     revoked_at_ms: int | None
 
 
+def any_organization(conn: Connection) -> bool:
+    """Return whether the database has an organisation."""
+    return conn.scalar(select(organizations.c.id).limit(1)) is not None
+
+
 def create_organization(conn: Connection, *, id: str, name: str, mode: Mode, now_ms: int) -> None:
     """Create an organisation with its accounts and its default workspace."""
     conn.execute(insert(organizations).values(id=id, name=name, mode=mode, created_at_ms=now_ms))

@@ -9,12 +9,14 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from billing.errors import DatabaseUnreachable, DatabaseUrlError
+from billing.booking import CLOCK
+from billing.errors import DatabaseUnreachable, DatabaseUrlError, WriteGivenUp
 from billing.manifest import require_manifest
 from billing.schema import one_migrator, require_head, upgrade
 from billing.writer import Writer
@@ -23,13 +25,29 @@ T = TypeVar("T")
 Operation = Callable[[Connection], T]
 
 READERS_MAX = 4  # reports and look-ups at once; each is short
-# The key is an arbitrary constant. A writer that stalls inside its transaction loses it, and so the
-# lock.
-TAKE_WRITE_LOCK = (
-    "SELECT set_config('idle_in_transaction_session_timeout', '10s', true),"
-    " pg_advisory_xact_lock(5201309)"
-)
-BUSY_TIMEOUT_MS = 10_000  # another process holds SQLite's write lock for one commit, not for long
+
+# How long a transaction waits for another process's lock, which is held for one commit. The writer
+# then tries again; a caller that cannot wait gives its write up.
+LOCK_WAIT_MS = 10_000
+
+# PostgreSQL only. A writer that stalls inside its transaction loses it, and so the lock.
+WRITER_TIMEOUTS = {
+    "lock_timeout": LOCK_WAIT_MS,
+    "statement_timeout": 15_000,
+    "idle_in_transaction_session_timeout": 10_000,
+}
+TAKE_WRITE_LOCK = "pg_advisory_xact_lock(5201309)"  # the key is an arbitrary constant
+
+# A PostgreSQL server that can no longer be reached is noticed within about ten seconds, whether we
+# connect, send, or wait for it. The URL may say otherwise.
+CONNECTION_TIMEOUTS = {
+    "connect_timeout": 5,  # seconds
+    "tcp_user_timeout": 10_000,  # milliseconds
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
 
 
 class Database:
@@ -37,20 +55,36 @@ class Database:
 
     A write resolves only after its commit. An operation may run twice (after a conflict with
     another process), so it must depend on its connection only.
+
+    now_ms  the clock that stamps bookings, milliseconds since the epoch
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, now_ms: Callable[[], int]) -> None:
         parsed = database_url(url)
         self._reading = reading_engine(parsed)
-        self._writer = Writer(writing_engine(parsed))
+        self._writer = Writer(writing_engine(parsed).execution_options(**{CLOCK: now_ms}))
         self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="billing-reader")
 
-    async def write(self, operation: Operation[T]) -> T:
+    async def write(self, operation: Operation[T], *, begin_within: timedelta | None = None) -> T:
         """Run an operation in the next group commit; its error fails this caller only.
 
-        If the caller is cancelled before the operation starts, nothing is written; later, it is.
+        begin_within  when to give the operation up if it has not begun; None: never
+
+        An operation that was given up is never run, now or later, and raises WriteGivenUp. If the
+        caller is cancelled before the operation begins, it is given up as well. One that has begun
+        is waited for; `billing/README.md` has the bounds.
         """
-        return await asyncio.wrap_future(self._writer.submit(operation))
+        job = self._writer.submit(operation)
+        outcome = asyncio.wrap_future(job)
+        seconds = None if begin_within is None else begin_within.total_seconds()
+        try:
+            await asyncio.wait((outcome,), timeout=seconds)
+        except asyncio.CancelledError:
+            job.cancel()
+            raise
+        if not outcome.done() and job.cancel():
+            raise WriteGivenUp
+        return await outcome
 
     async def read(self, operation: Operation[T]) -> T:
         """Run a read-only operation on one snapshot."""
@@ -66,14 +100,15 @@ class Database:
         with self._reading.begin() as conn:
             return operation(conn)
 
-    def require_migrated(self) -> None:
+    def require_migrated(self, *, may_be_damaged: bool = False) -> None:
         """Refuse a database whose schema is not the one this code was written for.
 
-        Raises DatabaseUnreachable, DatabaseNotMigrated or SchemaDamaged.
+        Raises DatabaseUnreachable, DatabaseNotMigrated or, unless it may be damaged, SchemaDamaged.
         """
         _require_reachable(self._reading)
         self.read_now(require_head)
-        self.read_now(require_manifest)
+        if not may_be_damaged:
+            self.read_now(require_manifest)
 
     def close(self) -> None:
         """Commit what was submitted, then close the threads and connections."""
@@ -88,7 +123,7 @@ def migrate(url: str) -> None:
     Raises DatabaseUrlError or DatabaseUnreachable.
     """
     parsed = database_url(url)
-    engine = writing_engine(parsed)
+    engine = writing_engine(parsed, is_bounded=False)
     try:
         with one_migrator(str(parsed.database)) if is_sqlite(parsed) else nullcontext():
             _require_reachable(engine)
@@ -121,8 +156,10 @@ def database_url(url: str) -> URL:
             raise DatabaseUrlError(f"only sqlite and postgresql are known, not {other}")
 
 
-def writing_engine(url: URL) -> Engine:
+def writing_engine(url: URL, *, is_bounded: bool = True) -> Engine:
     """Return an engine with one connection, whose transactions exclude other processes' writes.
+
+    `is_bounded` limits lock waits and statements on PostgreSQL; a migration may take longer.
 
     SQLite has one write lock a database. On PostgreSQL an advisory lock does the same: every
     settlement updates the same few revenue rows, so two batches that lock them in different orders
@@ -133,11 +170,18 @@ def writing_engine(url: URL) -> Engine:
         engine = create_engine(url, **pool)
         _tune_sqlite(engine, begin="BEGIN IMMEDIATE", pragmas=("synchronous = FULL",))
         return engine
-    engine = create_engine(url, **pool, pool_pre_ping=True)
+    engine = create_engine(url, **pool, pool_pre_ping=True, connect_args=_timeouts(url))
+
+    bounds = [
+        f"set_config('{name}', '{milliseconds}', true)"
+        for name, milliseconds in WRITER_TIMEOUTS.items()
+        if is_bounded
+    ]
+    beginning = f"SELECT {', '.join([*bounds, TAKE_WRITE_LOCK])}"  # evaluated in this order
 
     @event.listens_for(engine, "begin")
     def on_begin(conn: Connection) -> None:
-        conn.exec_driver_sql(TAKE_WRITE_LOCK)
+        conn.exec_driver_sql(beginning)
 
     return engine
 
@@ -153,9 +197,15 @@ def reading_engine(url: URL) -> Engine:
         url,
         **pool,
         pool_pre_ping=True,
+        connect_args=_timeouts(url),
         isolation_level="REPEATABLE READ",
         execution_options={"postgresql_readonly": True},
     )
+
+
+def _timeouts(url: URL) -> dict[str, int]:
+    """Return the connection time-outs that the URL does not set itself."""
+    return {name: value for name, value in CONNECTION_TIMEOUTS.items() if name not in url.query}
 
 
 def _require_reachable(engine: Engine) -> None:
@@ -180,7 +230,7 @@ def _tune_sqlite(engine: Engine, *, begin: str, pragmas: tuple[str, ...]) -> Non
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # the driver begins nothing by itself
-        always = (f"busy_timeout = {BUSY_TIMEOUT_MS}", "journal_mode = WAL", "foreign_keys = ON")
+        always = (f"busy_timeout = {LOCK_WAIT_MS}", "journal_mode = WAL", "foreign_keys = ON")
         for pragma in (*always, *pragmas):
             connection.execute(f"PRAGMA {pragma}")
 

@@ -1,4 +1,4 @@
-"""Cache entries: the promise to bill a prefix at the read price until the entry expires.
+"""Cache entries: promises to bill a prefix at the read price until they expire.
 
 A row belongs to the request that writes it: `pending` from its hold on, `live` once the engine has
 committed the prefix. Another request may wait for a pending entry until the deadline in its row.
@@ -37,6 +37,16 @@ class Entry:
     num_tokens: int
     ttl_class: TtlClass
     ttl_ms: int
+    expires_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A row whose expiry a read moved from `expired_at_ms` to `expires_at_ms`."""
+
+    key: str
+    request_id: str
+    expired_at_ms: int
     expires_at_ms: int
 
 
@@ -117,23 +127,31 @@ def write_pending(
     )
 
 
-def refresh(conn: Connection, keys: Collection[str], *, started_at_ms: int) -> None:
-    """Renew the live entries that a request reads.
+def renew(conn: Connection, keys: Collection[str], *, started_at_ms: int) -> tuple[Renewal, ...]:
+    """Renew the live entries that an admitted request reads; return what was renewed.
 
     An entry gets its own TTL again, from the reader's start. A renewal never shortens a lifetime.
     """
-    renewed = cache_entries.c.ttl_ms + started_at_ms
-    renewing = (
-        update(cache_entries)
-        .where(
-            _live,
-            cache_entries.c.expires_at_ms > started_at_ms,
-            cache_entries.c.expires_at_ms < renewed,
-        )
-        .values(expires_at_ms=renewed)
+    renewed_at_ms = cache_entries.c.ttl_ms + started_at_ms
+    due = select(cache_entries).where(
+        _live,
+        cache_entries.c.expires_at_ms > started_at_ms,
+        cache_entries.c.expires_at_ms < renewed_at_ms,
     )
-    for some in _chunks(keys):
-        conn.execute(renewing.where(cache_entries.c.entry_key.in_(some)))
+    renewals = tuple(
+        Renewal(row.entry_key, row.request_id, row.expires_at_ms, row.ttl_ms + started_at_ms)
+        for some in _chunks(keys)
+        for row in conn.execute(due.where(cache_entries.c.entry_key.in_(some)))
+    )
+    for renewal in renewals:
+        _move_expiry(conn, renewal, renewal.expired_at_ms, renewal.expires_at_ms)
+    return renewals
+
+
+def withdraw_renewals(conn: Connection, renewals: Sequence[Renewal]) -> None:
+    """Take back the renewals of a request that turned out free; later ones of others stay."""
+    for renewal in renewals:
+        _move_expiry(conn, renewal, renewal.expires_at_ms, renewal.expired_at_ms)
 
 
 def activate(conn: Connection, *, request_id: str, num_tokens: int) -> None:
@@ -168,6 +186,18 @@ def sweep(conn: Connection, *, now_ms: int, num_max: int = SWEEP_MAX) -> int:
         .limit(num_max)
     )
     return conn.execute(delete(cache_entries).where(tuple_(*key).in_(expired))).rowcount
+
+
+def _move_expiry(conn: Connection, renewal: Renewal, from_ms: int, to_ms: int) -> None:
+    conn.execute(
+        update(cache_entries)
+        .where(
+            _of(renewal.request_id),
+            cache_entries.c.entry_key == renewal.key,
+            cache_entries.c.expires_at_ms == from_ms,
+        )
+        .values(expires_at_ms=to_ms)
+    )
 
 
 def _chunks(keys: Collection[str]) -> Iterator[tuple[str, ...]]:

@@ -1,9 +1,11 @@
-"""The engine's record of one admitted request, in billing's own types."""
+"""Engine facts: what billing keeps of the engine's record of one admitted request."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from typing_extensions import TypeIs
+
+COUNTER_MAX = 2**53  # tokens or milliseconds; JSON readers count exactly up to here
 
 FailureReason = Literal["error", "engine_lost"]
 FinishReason = Literal["stop_token", "max_tokens", "finished", "aborted", FailureReason]
@@ -58,6 +60,24 @@ class EngineFacts:
     def prompt_accounted(self) -> int:
         """The sum of the four facts."""
         return self.read_tokens + self.tokens_reused_gift + self.tokens_computed
+
+
+def counter_out_of_range(facts: EngineFacts) -> str | None:
+    """Return which counter of an engine record is negative or beyond any count, or None.
+
+    The database would refuse such a row, and not say why in one sentence.
+    """
+    counters: dict[str, int] = {
+        field.name: getattr(facts, field.name)
+        for field in fields(facts)
+        if isinstance(getattr(facts, field.name), int)
+    }
+    counters |= {f"reads from {tier}": tokens for tier, tokens in facts.reads_by_tier.items()}
+    counters |= {f"grant {n}": grant.num_tokens for n, grant in enumerate(facts.grants)}
+    for name, value in counters.items():
+        if not 0 <= value <= COUNTER_MAX:
+            return f"{name} is {value}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

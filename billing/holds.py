@@ -1,19 +1,20 @@
 """Holds: transaction 1 of a request reserves its worst case, until settlement or release."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from billing import accounts as names
 from billing import entries
-from billing.errors import InsufficientBalance, UnknownOrganization
+from billing.errors import HoldNotFound, InsufficientBalance, UnknownOrganization
 from billing.meters import TtlClass, WritePoint
 from billing.rows import from_row, to_row
 from billing.tables import accounts, holds, organizations
 
 HoldState = Literal["open", "settled", "released"]
+HoldRow = dict[str, Any]  # the columns of `holds`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,9 @@ class RequestTerms:
 class Hold(RequestTerms):
     """The worst case of a request, reserved until its true cost is known.
 
-    `writes` are the breakpoints that ask for a cache write, not yet granted. `owner_boot_id` is the
-    gateway process that opened the hold. A request can wait for the entries of another hold only
-    within that process.
+    writes         the breakpoints that ask for a cache write, not yet granted
+    owner_boot_id  the gateway process that opened the hold, or took it over from a dead one
+    engine_id      the engine that the request goes to; None in holds of an older version
     """
 
     total_tokens: int
@@ -46,6 +47,7 @@ class Hold(RequestTerms):
     writes: tuple[WritePoint, ...]
     amount_nanos: int
     owner_boot_id: str
+    engine_id: str | None
     state: HoldState = "open"
 
 
@@ -54,17 +56,15 @@ def open_hold(
     hold: Hold,
     *,
     ttl_ms: Mapping[TtlClass, int],
-    refreshed_entry_keys: Collection[str] = (),
     awaited_until_ms: int | None = None,
 ) -> None:
-    """Reserve the worst case, insert pending entries for the writes, renew the entries read.
+    """Reserve the worst case, and insert pending entries for the writes.
 
     Other requests may wait for the pending entries until `awaited_until_ms`; with None they do not.
     Raises InsufficientBalance (prepaid only) or UnknownOrganization, and then leaves nothing.
     """
     account_id = _reserve(conn, hold)
     conn.execute(insert(holds), {**to_row(hold), "account_id": account_id, "state": "open"})
-    entries.refresh(conn, refreshed_entry_keys, started_at_ms=hold.started_at_ms)
     entries.write_pending(
         conn,
         hold.request_id,
@@ -75,16 +75,59 @@ def open_hold(
     )
 
 
-def open_holds(conn: Connection) -> list[Hold]:
-    """Return the open holds, oldest first."""
-    query = select(holds).where(holds.c.state == "open").order_by(holds.c.started_at_ms)
-    return [from_row(Hold, row) for row in conn.execute(query)]
+def find_hold(conn: Connection, request_id: str, *, without_writes: bool = False) -> Hold | None:
+    """Return the hold of a request, open or closed, or None.
 
-
-def find_hold(conn: Connection, request_id: str) -> Hold | None:
-    """Return the hold of a request, open or closed, or None."""
+    `without_writes` leaves `writes` empty: a release does not need them, and so closes also a hold
+    whose writes cannot be read. Raises RowUnreadable.
+    """
     row = conn.execute(select(holds).where(holds.c.request_id == request_id)).one_or_none()
-    return from_row(Hold, row) if row is not None else None
+    if row is None:
+        return None
+    return from_row(Hold, row, writes=()) if without_writes else from_row(Hold, row)
+
+
+def open_hold_rows(conn: Connection) -> list[HoldRow]:
+    """Return the open holds as they are stored, oldest first, also those that cannot be read."""
+    query = select(holds).where(holds.c.state == "open").order_by(holds.c.started_at_ms)
+    return [dict(row._mapping) for row in conn.execute(query)]
+
+
+def hold_row(conn: Connection, request_id: str) -> HoldRow:
+    """Return a hold as it is stored. Raises HoldNotFound."""
+    row = conn.execute(select(holds).where(holds.c.request_id == request_id)).one_or_none()
+    if row is None:
+        raise HoldNotFound(request_id)
+    return dict(row._mapping)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHold:
+    """An open hold by name, whatever else of it can be read."""
+
+    request_id: str
+    owner_boot_id: str
+
+
+def open_holds(conn: Connection) -> list[OpenHold]:
+    """Return the open holds by name, oldest first."""
+    query = select(holds).where(holds.c.state == "open").order_by(holds.c.started_at_ms)
+    return [OpenHold(row.request_id, row.owner_boot_id) for row in conn.execute(query)]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHoldCount:
+    """How many holds are open in the whole database, and since when; None if none is."""
+
+    num_holds: int
+    oldest_started_at_ms: int | None
+
+
+def count_open_holds(conn: Connection) -> OpenHoldCount:
+    """Return the number and the age of the open holds, without reading them."""
+    counting = select(func.count(), func.min(holds.c.started_at_ms)).where(holds.c.state == "open")
+    num_holds, oldest_started_at_ms = conn.execute(counting).one()
+    return OpenHoldCount(num_holds, oldest_started_at_ms)
 
 
 def close_hold(

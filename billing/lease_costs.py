@@ -12,6 +12,7 @@ from typing import Literal
 
 from sqlalchemy import Connection, func, insert, select
 
+from billing.errors import RowUnreadable
 from billing.meters import WritePoint
 from billing.rows import from_json, from_row, to_row
 from billing.tables import holds, lease_reports
@@ -130,10 +131,16 @@ def _entry_keys(conn: Connection, request_ids: set[str]) -> dict[str, dict[int, 
     rows = conn.execute(
         select(holds.c.request_id, holds.c.writes).where(holds.c.request_id.in_(request_ids))
     )
-    return {
-        request_id: {write.num_tokens: write.entry_key for write in from_json(WritePoint, writes)}
-        for request_id, writes in rows
-    }
+    return {request_id: _written_keys(writes) for request_id, writes in rows}
+
+
+def _written_keys(stored: str) -> dict[int, str]:
+    """Return the entry keys by prefix length; none if they cannot be read, which `verify` names."""
+    try:
+        writes = from_json(WritePoint, stored, column="writes")
+    except RowUnreadable:
+        return {}
+    return {write.num_tokens: write.entry_key for write in writes}
 
 
 def _known_keys(conn: Connection, lease_ids: set[str]) -> set[tuple[object, ...]]:

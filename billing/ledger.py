@@ -12,7 +12,8 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, bindparam, insert, select, text, update
 
 from billing import accounts as names
-from billing.errors import TransferConflict, UnknownOrganization
+from billing.booking import stamp
+from billing.errors import NotPrepaid, TransferConflict, UnknownOrganization
 from billing.rating import PricedLine
 from billing.tables import accounts, organizations, transfers
 
@@ -60,6 +61,19 @@ class Balance:
         return self.credit_nanos - self.pending_nanos
 
 
+@dataclass(frozen=True, slots=True)
+class TopUp:
+    """A top-up that is in the books; `repeated` if it was there before this call."""
+
+    balance: Balance
+    repeated: bool
+
+
+def transaction_id(request_id: str) -> str:
+    """Return the id of the transaction that settles a request."""
+    return "txn_" + request_id.removeprefix("req_")
+
+
 def post(
     conn: Connection,
     tx_id: str,
@@ -69,7 +83,10 @@ def post(
     booked_at_ms: int,
     first_seq: int = 1,
 ) -> None:
-    """Write the transfers of one transaction and add them to their accounts' totals."""
+    """Write the transfers of one transaction and add them to their accounts' totals.
+
+    `effective_at_ms` is when it happened, `booked_at_ms` is from `booking.stamp`.
+    """
     if not moved:
         return
     conn.execute(
@@ -132,11 +149,11 @@ def open_accounts(
 
 def top_up(
     conn: Connection, *, organization_id: str, amount_nanos: int, transfer_id: str, now_ms: int
-) -> Balance:
-    """Add money that a customer paid, and repay a debt from it first; return the new balance.
+) -> TopUp:
+    """Add money that a prepaid customer paid, and repay a debt from it first.
 
     The caller makes `transfer_id`. A second call with the same id and values adds nothing. Raises
-    UnknownOrganization, or TransferConflict if the id was used with other values.
+    UnknownOrganization, NotPrepaid, or TransferConflict if the id was used with other values.
     """
     account_id = names.prepaid(organization_id)
     before = select(transfers).where(transfers.c.tx_id == transfer_id, transfers.c.seq == 1)
@@ -145,12 +162,16 @@ def top_up(
             "top_up", account_id, amount_nanos,
         ):  # fmt: skip
             raise TransferConflict(transfer_id)
-        return balance(conn, account_id)
-    known = select(organizations.c.id).where(organizations.c.id == organization_id)
-    if conn.scalar(known) is None:
+        return TopUp(balance(conn, account_id), repeated=True)
+    known = select(organizations.c.mode).where(organizations.c.id == organization_id)
+    mode = conn.scalar(known)
+    if mode is None:
         raise UnknownOrganization(organization_id)
+    if mode != "prepaid":
+        raise NotPrepaid(organization_id)
+    booked_at_ms = stamp(conn, not_before_ms=now_ms)
     paid = Transfer("top_up", names.OPERATOR_FUNDING, account_id, amount_nanos)
-    post(conn, transfer_id, [paid], effective_at_ms=now_ms, booked_at_ms=now_ms)
+    post(conn, transfer_id, [paid], effective_at_ms=now_ms, booked_at_ms=booked_at_ms)
     debt_nanos = balance(conn, names.overdraft(organization_id)).debit_nanos
     if debt_nanos > 0:
         repaid = Transfer(
@@ -159,8 +180,15 @@ def top_up(
             names.overdraft(organization_id),
             min(debt_nanos, balance(conn, account_id).credit_nanos),
         )
-        post(conn, transfer_id, [repaid], effective_at_ms=now_ms, booked_at_ms=now_ms, first_seq=2)
-    return balance(conn, account_id)
+        post(
+            conn,
+            transfer_id,
+            [repaid],
+            effective_at_ms=now_ms,
+            booked_at_ms=booked_at_ms,
+            first_seq=2,
+        )
+    return TopUp(balance(conn, account_id), repeated=False)
 
 
 def _add_to_totals(conn: Connection, moved: Sequence[Transfer]) -> None:

@@ -1,4 +1,4 @@
-"""The five disjoint meters, and the rule that splits a prompt among them."""
+"""The five meters, and the A/B/C arithmetic that divides a prompt among them (1h before 5m)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """Money in integers: rates in pico-USD a token, amounts in nano-USD, and the one rounding rule."""
 
+PICO_PER_NANO = 1_000
 NANOS_PER_USD = 1_000_000_000
 QUANTITY_MAX = 2**31 - 1
 RATE_PICO_MAX = 2**31 - 1  # 2,147 USD a million tokens; keeps quantity x rate inside 64 bits
@@ -10,7 +11,15 @@ def amount_nanos(*, quantity: int, rate_pico: int) -> int:
 
     The same formula is a CHECK on every metered transfer, in both databases.
     """
-    return (quantity * rate_pico + 500) // 1000
+    return (quantity * rate_pico + 500) // PICO_PER_NANO
+
+
+def amounts_nanos_max(*, total_pico: int, num_rounded: int) -> int:
+    """Return the most that amounts can come to that are worth this together.
+
+    `num_rounded` is how many of them are of a rate that is not a whole nano-dollar.
+    """
+    return (total_pico + 500 * num_rounded) // PICO_PER_NANO
 
 
 def usd(nanos: int) -> str:

@@ -21,7 +21,9 @@ from billing.tables import price_cards, price_rates
 
 PICO_PER_USD_PER_MILLION = 1_000_000  # 1 USD a million tokens is 10^6 pico-dollars a token
 DECIMAL = re.compile(r"\d+(\.\d+)?", re.ASCII)
-CARD_FIELDS = {"model", "version", "effective_from", "usd_per_million_tokens", "times_input"}
+CARD_FIELDS = {
+    "model", "version", "effective_from", "usd_per_million_tokens", "times_input", "free",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ def load_cards(path: Path) -> list[PriceCard]:
         raise PriceCardFileError(path, f"missing {error.args[0]}") from error
     except (TypeError, ValueError) as error:
         raise PriceCardFileError(path, str(error)) from error
+    if not cards:
+        raise PriceCardFileError(path, "it has no card")
     ids = [card.id for card in cards]
     if repeated := {card_id for card_id in ids if ids.count(card_id) > 1}:
         raise PriceCardFileError(path, f"two cards have one version: {', '.join(sorted(repeated))}")
@@ -65,9 +69,9 @@ def publish(conn: Connection, cards: Sequence[PriceCard], now_ms: int) -> None:
     """
     known = {row.id: row.content_hash for row in conn.execute(select(price_cards))}
     for card in cards:
-        content_hash = _content_hash(card)
+        hashed = content_hash(card)
         if card.id in known:
-            if known[card.id] != content_hash:
+            if known[card.id] != hashed:
                 raise PriceCardChanged(card.id)
             continue
         conn.execute(
@@ -77,7 +81,7 @@ def publish(conn: Connection, cards: Sequence[PriceCard], now_ms: int) -> None:
                 version=card.version,
                 effective_from_ms=card.effective_from_ms,
                 published_at_ms=now_ms,
-                content_hash=content_hash,
+                content_hash=hashed,
             )
         )
         conn.execute(
@@ -90,17 +94,17 @@ def publish(conn: Connection, cards: Sequence[PriceCard], now_ms: int) -> None:
 
 
 def card_in_force(conn: Connection, model_id: str, at_ms: int) -> PriceCard:
-    """Return the newest version that was effective and published at `at_ms`.
+    """Return the newest published version that is effective at `at_ms`.
 
-    A card that is published after its effective date counts from its publication, so no past price
-    changes. Raises UnknownPrice: a model without a card is refused, never free.
+    A card that is published after its effective date prices the holds that are opened from then on,
+    so no past price changes. When it was published is kept and not compared: the clock may have
+    stepped back since. Raises UnknownPrice: a model without a card is refused, never free.
     """
     card_id = conn.scalar(
         select(price_cards.c.id)
         .where(
             price_cards.c.model_id == model_id,
             price_cards.c.effective_from_ms <= at_ms,
-            price_cards.c.published_at_ms <= at_ms,
         )
         .order_by(price_cards.c.version.desc())
         .limit(1)
@@ -136,13 +140,26 @@ def _card(fields: dict[str, Any]) -> PriceCard:
         raise TypeError(f"version of {model_id} must be a whole number from 1")
     card_id = f"{model_id}@{version}"
     prices, multiples = fields["usd_per_million_tokens"], fields.get("times_input", {})
+    rates = _rates(card_id, prices, multiples)
+    _require_intended_price(card_id, rates, is_free=fields.get("free", False))
     return PriceCard(
         id=card_id,
         model_id=model_id,
         version=version,
         effective_from_ms=_moment_ms(card_id, fields["effective_from"]),
-        rates=_rates(card_id, prices, multiples),
+        rates=rates,
     )
+
+
+def _require_intended_price(card_id: str, rates: dict[Meter, int], *, is_free: object) -> None:
+    """Require `free = true` of a card without a price, and only of such a card."""
+    if not isinstance(is_free, bool):
+        raise TypeError(f"{card_id} free must be true or false")
+    has_price = any(rates.values())
+    if not has_price and not is_free:
+        raise ValueError(f"{card_id} prices every meter at zero: write free = true if it is meant")
+    if has_price and is_free:
+        raise ValueError(f"{card_id} is free and has a price")
 
 
 def _rates(card_id: str, prices: dict[str, Any], multiples: dict[str, Any]) -> dict[Meter, int]:
@@ -190,7 +207,8 @@ def _moment_ms(card_id: str, value: object) -> int:
     return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
-def _content_hash(card: PriceCard) -> str:
+def content_hash(card: PriceCard) -> str:
+    """Return the hash of what a card prices, stored when it is published."""
     content = [card.model_id, card.version, card.effective_from_ms, sorted(card.rates.items())]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

@@ -73,7 +73,7 @@ def request_record(
             engine=_engine_facts(conn, request_id),
             leases=leases_of(conn, request_id),
         )
-    hold = find_hold(conn, request_id)
+    hold = find_hold(conn, request_id, without_writes=True)
     if hold is None or organization_id not in (None, hold.organization_id):
         return None
     return in_progress(hold)

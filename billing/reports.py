@@ -1,6 +1,7 @@
 """Usage reports from the transfers: a quantity and an amount for each meter, by group.
 
-A request belongs to the UTC day in which it ended, and to exactly one.
+A request belongs to the UTC day in which it was booked, and to exactly one. Bookings never go back
+in time, so a closed period (`booking.close_period`) has the same report for ever.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, func, select
 
 from billing.meters import Meter
 from billing.money import usd
-from billing.tables import requests, transfers
+from billing.tables import holds, requests, transfers
 
 Dimension = Literal["organization", "workspace", "key", "model", "day"]
 
@@ -23,7 +24,7 @@ COLUMNS: dict[str, ColumnElement[Any]] = {
     "workspace": requests.c.workspace_id,
     "key": requests.c.key_id,
     "model": requests.c.model_id,
-    "day": requests.c.ended_at_ms // MS_PER_DAY,
+    "day": holds.c.closed_at_ms // MS_PER_DAY,
 }
 
 
@@ -68,12 +69,13 @@ def usage(
     until_ms: int | None = None,
     organization_id: str | None = None,
 ) -> list[UsageRow]:
-    """Return the usage of requests that ended in [since, until): a row for each group, in order.
+    """Return the usage of requests booked in [since, until): a row for each group, in order.
 
     Requests without a charge are counted too, so released requests are included.
     """
     columns = [COLUMNS[dimension].label(dimension) for dimension in group_by]
     conditions = _conditions(since_ms, until_ms, organization_id)
+    ended = requests.join(holds, holds.c.request_id == requests.c.id)
     counts = select(*columns, func.count()).where(*conditions).group_by(*columns)
     sums = (
         select(
@@ -82,13 +84,13 @@ def usage(
             func.sum(transfers.c.quantity),
             func.sum(transfers.c.amount_nanos),
         )
-        .join(requests, requests.c.id == transfers.c.request_id)
+        .select_from(ended.join(transfers, transfers.c.request_id == requests.c.id))
         .where(transfers.c.kind == "usage", *conditions)
         .group_by(*columns, transfers.c.meter)
     )
     rows = {
         tuple(group): _empty_row(group_by, group, num_requests)
-        for *group, num_requests in conn.execute(counts.select_from(requests))
+        for *group, num_requests in conn.execute(counts.select_from(ended))
     }
     for *group, meter, quantity, amount in conn.execute(sums):
         row = rows[tuple(group)]
@@ -102,9 +104,9 @@ def _conditions(
 ) -> list[ColumnElement[bool]]:
     conditions = []
     if since_ms is not None:
-        conditions.append(requests.c.ended_at_ms >= since_ms)
+        conditions.append(holds.c.closed_at_ms >= since_ms)
     if until_ms is not None:
-        conditions.append(requests.c.ended_at_ms < until_ms)
+        conditions.append(holds.c.closed_at_ms < until_ms)
     if organization_id is not None:
         conditions.append(requests.c.organization_id == organization_id)
     return conditions

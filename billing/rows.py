@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Protocol, TypeVar, get_args, get_origin
 
 from sqlalchemy import Row
 
+from billing.errors import RowUnreadable
+
 # Fields that have another name in tables, stored JSON and customers' JSON.
 NAMES_OUTSIDE = {"num_tokens": "tokens"}
 
@@ -34,9 +36,12 @@ def to_row(value: DataclassInstance, *, omit: Collection[str] = ()) -> dict[str,
 
 
 def from_row(cls: type[T], row: Row[Any], **known: Any) -> T:
-    """Return the dataclass that a row stores; the fields in `known` are not read from the row."""
+    """Return the dataclass that a row stores; the fields in `known` are not read from the row.
+
+    Raises RowUnreadable.
+    """
     read = {
-        field.name: _loaded(field.type, getattr(row, _outside(field.name)))
+        field.name: _loaded(field.type, getattr(row, _outside(field.name)), column=field.name)
         for field in fields(cls)
         if field.name not in known
     }
@@ -48,12 +53,16 @@ def to_json(values: Sequence[DataclassInstance]) -> str:
     return json.dumps([as_json(value) for value in values], separators=(",", ":"))
 
 
-def from_json(cls: type[T], text: str) -> tuple[T, ...]:
-    """Return the dataclasses that `to_json` stored."""
+def from_json(cls: type[T], text: str, *, column: str) -> tuple[T, ...]:
+    """Return the dataclasses that `to_json` stored in this column. Raises RowUnreadable."""
     names = {_outside(field.name): field.name for field in fields(cls)}
-    return tuple(
-        cls(**{names[key]: value for key, value in stored.items()}) for stored in json.loads(text)
-    )
+    try:
+        return tuple(
+            cls(**{names[key]: value for key, value in stored.items()})
+            for stored in json.loads(text)
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RowUnreadable(column, f"{error!r}") from error
 
 
 def as_json(value: DataclassInstance) -> dict[str, Any]:
@@ -80,11 +89,18 @@ def _stored(value: Any) -> Any:
     return value
 
 
-def _loaded(annotation: Any, value: Any) -> Any:
+def _loaded(annotation: Any, value: Any, *, column: str) -> Any:
     if annotation is bool:
         return bool(value)
     if get_origin(annotation) is tuple:
-        return from_json(get_args(annotation)[0], value)
+        return from_json(get_args(annotation)[0], value, column=column)
     if get_origin(annotation) is dict:
-        return json.loads(value)
+        return _loaded_dict(value, column=column)
     return value
+
+
+def _loaded_dict(value: Any, *, column: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(value))
+    except (ValueError, TypeError) as error:
+        raise RowUnreadable(column, f"{error!r}") from error

@@ -1,18 +1,20 @@
 """Settlement: transaction 2 of a request charges its true cost, exactly once."""
 
-import json
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 
 from billing import accounts as names
 from billing import entries
+from billing.booking import stamp
 from billing.cache_split import cache_split, refused_writes
-from billing.errors import HoldNotFound, InconsistentFacts
-from billing.facts import EngineFacts, is_failure
+from billing.errors import HoldNotFound, HoldNotOwned, InconsistentFacts
+from billing.facts import EngineFacts, counter_out_of_range, is_failure
 from billing.holds import Hold, HoldState, close_hold, find_hold
-from billing.ledger import Transfer, balance, post
+from billing.ledger import Transfer, balance, post, transaction_id
 from billing.meters import Quantities, WritePoint
+from billing.outbox import enqueue_usage, usage_payload
 from billing.price_cards import card_by_id
 from billing.rating import PricedLine, rate
 from billing.records import (
@@ -23,7 +25,9 @@ from billing.records import (
     write_engine_facts,
     write_request,
 )
-from billing.tables import outbox
+
+# Which side ended the output before its end.
+CutBy = Literal["client", "us"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +46,26 @@ class Settlement:
     repeated: bool = field(default=False, compare=False)
 
 
-def charge_due(hold: Hold, facts: EngineFacts, *, answered: bool = True) -> Charge | None:
+def charge_due(hold: Hold, facts: EngineFacts, *, cut_by: CutBy | None = None) -> Charge | None:
     """Return the charge for an admitted request, or None if it owes nothing.
 
-    Pure: reads only the hold and the engine record. `answered` is false if the client can no longer
-    be sent the end of its response. The input side is the cache split at settlement.
+    We cut, it is free; you cut, you pay from the first token on. Pure: reads only the hold, the
+    engine record, and which side cut the output, if one did. The input side is the cache split at
+    settlement.
 
-    | response | the engine  | output tokens | answered | charge              |
-    |----------|-------------|---------------|----------|---------------------|
-    | stream   | not failed  | any           | any      | input side + output |
-    | stream   | failed      | some          | any      | input side + output |
-    | stream   | failed      | none          | any      | nothing             |
-    | whole    | not failed  | any           | yes      | input side + output |
-    | whole    | not failed  | any           | no       | nothing             |
-    | whole    | failed      | any           | any      | nothing             |
+    | the output                      | output tokens | charge              |
+    |---------------------------------|---------------|---------------------|
+    | came to its end                 | any           | input side + output |
+    | was cut by the client           | some          | input side + output |
+    | was cut by the client           | none          | nothing             |
+    | was cut by us                   | any           | nothing             |
 
-    A request that the client aborted has not failed. A whole message is sent at its end, so a
-    client that did not get the end has received nothing.
+    We cut when the engine fails or is lost, when a gateway stops, is lost or cannot settle, and
+    when the engine aborts a request that its client did not.
     """
-    failed = is_failure(facts.finish_reason)
-    if failed and facts.output_tokens == 0:
+    if cut_by == "us" or is_failure(facts.finish_reason):
         return None
-    if not hold.stream and (failed or not answered):
+    if facts.finish_reason == "aborted" and (cut_by is None or facts.output_tokens == 0):
         return None
     cache = cache_split(hold, facts.grants, moment="settlement")
     return Charge(replace(cache.quantities, output=facts.output_tokens), cache.writes)
@@ -73,61 +75,60 @@ def settle(
     conn: Connection,
     *,
     request_id: str,
+    owner_boot_id: str,
     facts: EngineFacts,
     ended_at_ms: int,
     stop_reason: str | None,
     error_type: str | None = None,
     first_token_at_ms: int | None = None,
-    booked_at_ms: int | None = None,
-    answered: bool = True,
+    cut_by: CutBy | None = None,
 ) -> Settlement:
-    """Charge the true cost of a request, in full even above the balance, and release the rest.
+    """Charge what a request owes, in full even above the balance, and release the rest.
 
     Settling or releasing a closed hold changes nothing and returns the first result.
 
-    booked_at_ms  when a recovered request was settled; by default the end of the request
-    answered      false if the client could no longer be sent the end of its response
-
-    Raises HoldNotFound, or InconsistentFacts, which leaves the hold open for the operator.
+    Raises HoldNotFound; HoldNotOwned if another gateway has taken the hold over; InconsistentFacts
+    if the engine record contradicts the hold: it is not billed from, `release` closes the hold.
     """
-    hold = _find(conn, request_id)
+    hold = _find(conn, request_id, owner_boot_id=owner_boot_id)
     if hold.state != "open":
         return _first_result(conn, request_id)
     _require_consistent(hold, facts)
+    status = _status(facts, cut_by=cut_by)
     ending = replace(
         in_progress(hold),
-        status=_status(facts) if answered or hold.stream else "failed",
+        status=status,
         stop_reason=stop_reason,
-        error_type=error_type,
+        error_type=error_type if status == "failed" else None,
         first_token_at_ms=first_token_at_ms,
         ended_at_ms=ended_at_ms,
         refused=refused_writes(hold, facts.grants),
         engine=facts,
     )
-    booked_at_ms = ended_at_ms if booked_at_ms is None else booked_at_ms
-    due = charge_due(hold, facts, answered=answered)
-    return _close(conn, ending, due, booked_at_ms=booked_at_ms)
+    return _close(conn, ending, charge_due(hold, facts, cut_by=cut_by))
 
 
-def release(conn: Connection, *, request_id: str, reason: str, ended_at_ms: int) -> Settlement:
-    """Close the hold of a request that was never admitted: no charge, and no entry stays.
+def release(
+    conn: Connection, *, request_id: str, owner_boot_id: str, reason: str, ended_at_ms: int
+) -> Settlement:
+    """Close the hold of a request without an engine record: no charge, and no entry stays.
 
-    Idempotent like `settle`. Raises HoldNotFound.
+    Idempotent like `settle`. Raises HoldNotFound or HoldNotOwned.
     """
     ending = replace(
-        in_progress(_find(conn, request_id)),
+        in_progress(_find(conn, request_id, owner_boot_id=owner_boot_id, without_writes=True)),
         status="released",
         release_reason=reason,
         ended_at_ms=ended_at_ms,
     )
-    return _close(conn, ending, None, booked_at_ms=ended_at_ms)
+    return _close(conn, ending, None)
 
 
-def _close(
-    conn: Connection, ending: RequestRecord, due: Charge | None, *, booked_at_ms: int
-) -> Settlement:
+def _close(conn: Connection, ending: RequestRecord, due: Charge | None) -> Settlement:
     """Write the end of a request: its record, transfers, outbox row and entries, only once."""
     request_id = ending.request_id
+    ending, ended_at_ms = _ended(ending)
+    booked_at_ms = stamp(conn, not_before_ms=ended_at_ms)
     state: HoldState = "settled" if due is not None else "released"
     account_id = close_hold(conn, request_id, state, closed_at_ms=booked_at_ms)
     if account_id is None:
@@ -138,11 +139,21 @@ def _close(
         write_engine_facts(conn, request_id, record.engine)
     if record.postings:
         _post(conn, record, account_id, booked_at_ms=booked_at_ms)
-        _enqueue(conn, record, account_id, created_at_ms=booked_at_ms)
+        _enqueue(conn, record, account_id, ended_at_ms=ended_at_ms, created_at_ms=booked_at_ms)
     for write in record.writes:  # live already, unless the gateway died before the commit event
         entries.activate(conn, request_id=request_id, num_tokens=write.num_tokens)
     entries.remove_unpaid(conn, request_id, paid=record.writes)
     return Settlement(record)
+
+
+def _ended(ending: RequestRecord) -> tuple[RequestRecord, int]:
+    """Return the record with an end that is not before its start, and that end.
+
+    The end can be by the clock of another gateway than the one that took the start.
+    """
+    assert ending.ended_at_ms is not None, "a request is closed at its end"
+    ended_at_ms = max(ending.started_at_ms, ending.ended_at_ms)
+    return replace(ending, ended_at_ms=ended_at_ms), ended_at_ms
 
 
 def _first_result(conn: Connection, request_id: str) -> Settlement:
@@ -174,7 +185,7 @@ def _post(conn: Connection, record: RequestRecord, account_id: str, *, booked_at
             moved.append(
                 Transfer("overdraft", debt, account_id, lacking_nanos, request_id=record.request_id)
             )
-    tx_id = "txn_" + record.request_id.removeprefix("req_")
+    tx_id = transaction_id(record.request_id)
     assert record.ended_at_ms is not None, "a request is posted at its end"
     post(conn, tx_id, moved, effective_at_ms=record.ended_at_ms, booked_at_ms=booked_at_ms)
 
@@ -192,43 +203,40 @@ def _usage(record: RequestRecord, account_id: str, line: PricedLine) -> Transfer
 
 
 def _enqueue(
-    conn: Connection, record: RequestRecord, account_id: str, *, created_at_ms: int
+    conn: Connection,
+    record: RequestRecord,
+    account_id: str,
+    *,
+    ended_at_ms: int,
+    created_at_ms: int,
 ) -> None:
-    """Insert the outbox row; its id is the request's, so a repeated delivery is recognised."""
-    payload = {
-        "organization_id": record.organization_id,
-        "account_id": account_id,
-        "request_id": record.request_id,
-        "ended_at_ms": record.ended_at_ms,
-        "amounts_nanos": {line.meter.value: str(line.amount_nanos) for line in record.postings},
-    }
-    conn.execute(
-        insert(outbox),
-        {
-            "id": f"usage:{record.request_id}",
-            "topic": "usage",
-            "payload": json.dumps(payload),
-            "created_at_ms": created_at_ms,
-        },
+    payload = usage_payload(
+        organization_id=record.organization_id,
+        account_id=account_id,
+        request_id=record.request_id,
+        ended_at_ms=ended_at_ms,
+        amounts_nanos={line.meter: line.amount_nanos for line in record.postings},
     )
+    enqueue_usage(conn, payload, created_at_ms=created_at_ms)
 
 
-def _find(conn: Connection, request_id: str) -> Hold:
-    hold = find_hold(conn, request_id)
+def _find(
+    conn: Connection, request_id: str, *, owner_boot_id: str, without_writes: bool = False
+) -> Hold:
+    hold = find_hold(conn, request_id, without_writes=without_writes)
     if hold is None:
         raise HoldNotFound(request_id)
+    if hold.owner_boot_id != owner_boot_id:
+        raise HoldNotOwned(request_id, owner_boot_id=hold.owner_boot_id)
     return hold
 
 
-def _status(facts: EngineFacts) -> Status:
-    reason = facts.finish_reason
-    if is_failure(reason):
+def _status(facts: EngineFacts, *, cut_by: CutBy | None) -> Status:
+    if cut_by == "us" or is_failure(facts.finish_reason):
         return "failed"
-    match reason:
-        case "stop_token" | "max_tokens" | "finished":
-            return "completed"
-        case "aborted":
-            return "aborted"
+    if facts.finish_reason == "aborted":
+        return "failed" if cut_by is None else "aborted"
+    return "completed"
 
 
 def _require_consistent(hold: Hold, facts: EngineFacts) -> None:
@@ -238,6 +246,8 @@ def _require_consistent(hold: Hold, facts: EngineFacts) -> None:
         ("read", hold.read_tokens, facts.read_tokens),
         ("sum of the four facts", facts.prompt_tokens, facts.prompt_accounted),
     )
+    if (counter := counter_out_of_range(facts)) is not None:
+        raise InconsistentFacts(hold.request_id, counter)
     for what, expected, found in checks:
         if found != expected:
             raise InconsistentFacts(hold.request_id, f"{what} is {found}, not {expected}")

@@ -1,4 +1,6 @@
-"""All tables. Times are BIGINT milliseconds since 1970 (UTC), money is integers, ids are text.
+"""The tables of the ledger database: columns, keys, CHECKs and indexes.
+
+Times are BIGINT milliseconds since 1970 (UTC), money is integers, ids are text.
 
 Migrations create these tables; a test compares the two.
 """
@@ -79,6 +81,32 @@ accounts = table(
     not_negative("debits_posted_nanos", "credits_posted_nanos", "debits_pending_nanos"),
 )
 
+gateways = table(
+    "gateways",
+    text("boot_id", primary_key=True),
+    text("instance_id"),
+    text("engine_id"),
+    integer("started_at_ms"),
+    integer("beats"),
+    integer("ended_at_ms", nullable=True),
+    text("ended_by", nullable=True),
+    not_negative("beats"),
+    CheckConstraint("(ended_at_ms IS NULL) = (ended_by IS NULL)", name="ended"),
+    Index(
+        None,
+        "started_at_ms",
+        sqlite_where=condition("ended_at_ms IS NULL"),
+        postgresql_where=condition("ended_at_ms IS NULL"),
+    ),  # few run at a time; their number grows with every start
+)
+
+server_secret = table(
+    "server_secret",
+    integer("id", primary_key=True),
+    text("secret_hex"),
+    CheckConstraint("id = 1", name="one"),
+)
+
 holds = table(
     "holds",
     text("request_id", primary_key=True),
@@ -99,6 +127,7 @@ holds = table(
     text("state"),
     integer("started_at_ms"),
     integer("closed_at_ms", nullable=True),
+    text("engine_id", nullable=True),  # NULL: opened before a hold named its engine
     one_of("state", "open", "settled", "released"),
     CheckConstraint("(state = 'open') = (closed_at_ms IS NULL)", name="closed"),
     CheckConstraint("stream IN (0, 1)", name="stream"),
@@ -110,6 +139,14 @@ holds = table(
         sqlite_where=condition("state = 'open'"),
         postgresql_where=condition("state = 'open'"),
     ),  # recovery reads the few open holds, once a minute
+    Index(None, "closed_at_ms"),  # reports are by booking time
+)
+
+booking_clock = table(
+    "booking_clock",
+    integer("id", primary_key=True),
+    integer("last_booked_at_ms"),
+    CheckConstraint("id = 1", name="one"),
 )
 
 cache_entries = table(
@@ -172,6 +209,17 @@ requests = table(
         name="prompt",
     ),  # the prompt is billed whole or not at all
     Index(None, "organization_id", "ended_at_ms"),
+)
+
+# What an operator closed by hand, and why.
+hold_decisions = table(
+    "hold_decisions",
+    text("request_id", ForeignKey("requests.id"), primary_key=True),
+    text("decision"),
+    text("actor"),
+    text("reason"),
+    integer("decided_at_ms"),
+    one_of("decision", "settled", "released"),
 )
 
 transfers = table(
@@ -283,4 +331,13 @@ outbox = table(
 )
 
 # Append-only tables: triggers refuse to update, delete, replace or truncate their rows.
-IMMUTABLE = (price_cards, price_rates, requests, transfers, kv_records, lease_reports)
+IMMUTABLE = (
+    price_cards,
+    price_rates,
+    requests,
+    transfers,
+    kv_records,
+    lease_reports,
+    hold_decisions,
+    server_secret,
+)

@@ -2,6 +2,10 @@
 
 An fsync takes milliseconds, and a hot account row stays locked during it. So operations that arrive
 during a commit share the next one. docs/decisions/0001 has the reasons.
+
+An operation that its caller has given up does nothing when its turn comes. The thread claims it
+inside the transaction, when it has the write lock, just before it runs it. Until then `cancel`
+takes it back; from then on the caller waits for the outcome.
 """
 
 import queue
@@ -13,8 +17,9 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
+from typing_extensions import override
 
-from billing.errors import WriterUnavailable
+from billing.errors import WriteGivenUp, WriterUnavailable
 
 T = TypeVar("T")
 
@@ -22,25 +27,36 @@ BATCH_MAX = 256  # operations a commit; more only adds latency to the first of t
 BACKLOG_MAX = 10_000  # queued operations; beyond it the database is not keeping up
 ATTEMPTS_MAX = 10  # runs of one batch before its callers get the conflict as an error
 
-# PostgreSQL: serialization_failure, deadlock_detected.
-CONFLICT_SQLSTATES = frozenset({"40001", "40P01"})
+# PostgreSQL: serialization_failure, deadlock_detected, lock_not_available (our lock_timeout).
+CONFLICT_SQLSTATES = frozenset({"40001", "40P01", "55P03"})
 
 
-class _Job:
-    """An operation, its result or error in the current attempt, and the caller's future."""
+class _Job(Future[Any]):
+    """The future of an operation, and its result or error in the current attempt."""
 
     def __init__(self, operation: Callable[[Connection], Any]) -> None:
-        self.operation = operation
-        self.future: Future[Any] = Future()
-        self.result: Any = None
+        super().__init__()
+        self._operation = operation
+        self._is_unwanted = False
+        self._value: Any = None
         self.error: Exception | None = None
+
+    @override
+    def cancel(self) -> bool:
+        """Take the operation back if it has not begun; otherwise it does not begin again."""
+        if super().cancel():
+            return True
+        self._is_unwanted = True
+        return False
 
     def run(self, conn: Connection) -> None:
         """Run in a savepoint, so that a failure undoes this operation alone."""
-        self.result, self.error = None, None
+        self._value, self.error = None, None
+        if not self._claim():
+            return
         savepoint = conn.begin_nested()
         try:
-            self.result = self.operation(conn)
+            self._value = self._operation(conn)
             savepoint.commit()
         except Exception as error:
             if is_conflict(error) or is_connection_lost(error):
@@ -49,11 +65,27 @@ class _Job:
             self.error = error
 
     def resolve(self) -> None:
-        """Resolve the caller's future; only called once the outcome is final."""
+        """Resolve the future, unless it was taken back; only called once the outcome is final."""
+        if not self.running() and not self._claim():
+            return
         if self.error is None:
-            self.future.set_result(self.result)
+            self.set_result(self._value)
         else:
-            self.future.set_exception(self.error)
+            self.set_exception(self.error)
+
+    def fail(self, error: Exception) -> None:
+        """Resolve the future with an error, unless it is resolved."""
+        if not self.done():
+            self.error = error
+            self.resolve()
+
+    def _claim(self) -> bool:
+        """Return whether the operation is to run: its caller still wants it."""
+        if not self.running():
+            return not self.cancelled() and self.set_running_or_notify_cancel()
+        if self._is_unwanted:  # an earlier attempt was undone
+            self.error = WriteGivenUp()
+        return self.error is None
 
 
 class Writer:
@@ -70,7 +102,9 @@ class Writer:
     def submit(self, operation: Callable[[Connection], T]) -> Future[T]:
         """Queue an operation; its future resolves after the commit, or with its own error.
 
-        Raises WriterUnavailable if nothing can be queued.
+        Cancel the future to give the operation up. If `cancel` returns False the operation has
+        begun, and the future still resolves: with its outcome, or with WriteGivenUp if it was
+        undone. Raises WriterUnavailable if nothing can be queued.
         """
         job = _Job(operation)
         with self._gate:
@@ -80,7 +114,7 @@ class Writer:
                 self._jobs.put_nowait(job)
             except queue.Full:
                 raise WriterUnavailable("The database writer has too much to do") from None
-        return job.future
+        return job
 
     def close(self) -> None:
         """Commit everything submitted so far, then end the thread."""
@@ -104,16 +138,13 @@ class Writer:
         batch: list[_Job] = []
         job = self._jobs.get()
         while job is not None:
-            if job.future.set_running_or_notify_cancel():
-                batch.append(job)
+            batch.append(job)
             if len(batch) == BATCH_MAX:
                 return batch
             try:
                 job = self._jobs.get_nowait()
             except queue.Empty:
-                if batch:
-                    return batch
-                job = self._jobs.get()
+                return batch
         if batch:
             self._jobs.put(None)  # the closing mark is read again after this batch
         return batch
@@ -147,12 +178,10 @@ class Writer:
             self._closed = True
         stopped = WriterUnavailable("The database writer has stopped")
         for job in unfinished:
-            if not job.future.done():
-                job.future.set_exception(stopped)
+            job.fail(stopped)
         while not self._jobs.empty():
-            waiting = self._jobs.get_nowait()
-            if waiting is not None and waiting.future.set_running_or_notify_cancel():
-                waiting.future.set_exception(stopped)
+            if (waiting := self._jobs.get_nowait()) is not None:
+                waiting.fail(stopped)
 
 
 def is_connection_lost(error: BaseException) -> bool:

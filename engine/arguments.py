@@ -22,6 +22,7 @@ class Arguments:
     max_model_len: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
+    step_target_ms: int
     max_queue_wait_seconds: int
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
@@ -146,6 +147,13 @@ def _add_limits(add: Any) -> None:
         default="2048",
     )
     add(
+        "--step-target-ms",
+        "How long a step may take beside a stream: a long prompt is cut into chunks of that time.",
+        type=_count,
+        metavar="N",
+        default="200",
+    )
+    add(
         "--max-queue-wait-seconds",
         "A request that waits longer is refused as overloaded.",
         type=_count,
@@ -251,7 +259,8 @@ def _add_leases(add: Any) -> None:
     )
     add(
         "--lease-quota-bytes",
-        "KV bytes that the leases of one namespace may pin; if absent as many as all may.",
+        "KV bytes that the leases of one namespace may pin; if absent a quarter of what all "
+        "may, at least one whole context.",
         variable="KVMETER_LEASE_QUOTA_BYTES",
         type=_amount,
         metavar="BYTES",

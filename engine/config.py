@@ -16,6 +16,8 @@ class EngineConfig:
     max_model_len                longest prompt plus output the model accepts
     max_num_seqs                 sequences running at once
     max_num_batched_tokens       token budget of one step
+    step_target_ms               how long a step with a stream and a prompt should take; None: as
+                                 long as its token budget takes
     pin_cap_blocks               most distinct blocks that leases may pin; engine.compute.memory
                                  chooses it so that one whole context fits beside them
     namespace_quota_blocks       most distinct blocks that one namespace may pin
@@ -24,6 +26,8 @@ class EngineConfig:
     lease_grace_ms               how much longer a lease lives than the cache entry it serves
     max_queue                    waiting requests; one more is rejected as "overloaded"
     max_queue_wait_ms            a request that waited this long is rejected as "overloaded"
+    max_bypass_ms                how long others pass a request that does not fit, and how long
+                                 admission then waits for it before they pass again
     min_shared_tokens            a request is deferred if a running one computes this much of it
     max_defer_ms                 longest deferral
     enable_prefix_caching        off: nothing is reused, every lease is refused
@@ -39,6 +43,7 @@ class EngineConfig:
     vocab_size: int
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    step_target_ms: int | None = None
     pin_cap_blocks: int
     namespace_quota_blocks: int
     block_bytes: int = 1
@@ -46,6 +51,7 @@ class EngineConfig:
     lease_grace_ms: int = 5_000
     max_queue: int = 1_024
     max_queue_wait_ms: int = 60_000
+    max_bypass_ms: int = 5_000
     min_shared_tokens: int = 256
     max_defer_ms: int = 30_000
     enable_prefix_caching: bool = True

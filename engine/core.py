@@ -49,6 +49,7 @@ COUNTERS = (
     "tokens_computed_total",
     "tokens_output_total",
     "preemptions_total",
+    "displacements_total",
     "deferrals_total",
     "prefix_tokens_queried_total",
     "prefix_tokens_reused_total",
@@ -82,14 +83,21 @@ class EngineCore:
         self._reports: list[LeaseReport] = []
         # Requests that the client ended, with the number of output tokens to keep (None: all).
         self._endings: dict[str, tuple[FinishReason, int | None]] = {}
+        self._pushed_out: list[Rejected] = []  # the next step returns them
 
     def submit(self, request: GenerateRequest, now_ms: int) -> Rejected | None:
-        """Queue a request; returns the reason if it is rejected."""
+        """Queue a request; returns the reason if it is rejected.
+
+        In a full queue the last newcomer of the namespace that has most of them makes room, if that
+        has more than this request's namespace; the next step returns its Rejected event.
+        """
         if request.request_id in self._live:
             return Rejected(request.request_id, "invalid_request", "The request id is in use")
         if (fault := find_fault(request, self._config)) is not None:
             return fault
-        if len(self.scheduler.waiting) >= self._config.max_queue:
+        if len(self.scheduler.waiting) >= self._config.max_queue and not self._push_one_out(
+            request
+        ):
             return Rejected(request.request_id, "overloaded", "The queue is full")
         max_tokens = clamp_max_tokens(request, self._config)
         sequence = Sequence(request, self._config, max_tokens=max_tokens, submitted_ms=now_ms)
@@ -110,7 +118,9 @@ class EngineCore:
     def step(self, now_ms: int) -> list[Event]:
         """Execute one step and return its events in order. Without work it only expires leases."""
         self.leases.expire(now_ms)
-        events: list[Event] = [*self._end_requested(), *self._reject_overdue(now_ms)]
+        events: list[Event] = [*self._pushed_out, *self._end_requested()]
+        self._pushed_out.clear()
+        events += self._reject_overdue(now_ms)
         step = self.scheduler.schedule(now_ms)
         for sequence in step.admitted:
             record = sequence.admission_record()
@@ -121,6 +131,8 @@ class EngineCore:
             events += self._execute(step)
         elif self._live:
             events += self._drop_a_lease_on_stall()
+        if not self._live:
+            self.scheduler.idle()
         self._journal_reports()
         return events
 
@@ -145,7 +157,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would do more than expire leases."""
-        return bool(self._live)
+        return bool(self._live or self._pushed_out)
 
     def next_expiry_ms(self) -> int | None:
         """Return when a lease expires or the oldest newcomer is overdue, whichever is first."""
@@ -193,6 +205,15 @@ class EngineCore:
             self._journal.reported(report)
         self._reports += self.leases.reports
         self.leases.reports = []
+
+    def _push_one_out(self, request: GenerateRequest) -> bool:
+        """Reject a newcomer in favour of a request; returns whether there is a place now."""
+        newcomer = self.scheduler.waiting.to_make_room_for(request.namespace)
+        if newcomer is None:
+            return False
+        self._endings.pop(newcomer.request_id, None)
+        self._pushed_out.append(self._reject(newcomer, "The queue is full"))
+        return True
 
     def _end_requested(self) -> list[Event]:
         events: list[Event] = []

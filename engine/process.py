@@ -61,7 +61,7 @@ def serve(
         loaded = load_model(arguments.model, dtype=dtype, device=device, library=kernels.library)
         config = _config(arguments, loaded)
         runner = ModelRunner(loaded.backend, config, entropy=secrets.token_bytes(32))
-        info = _info(arguments, loaded, config)
+        info = _info(arguments, loaded, config, engine_id=journal.engine_id)
         on_gpu = device.type == "cuda"
         store = stack.enter_context(
             open_lease_store(
@@ -81,8 +81,7 @@ def serve(
         if arguments.until_stdin_closes:
             server.stop_at_end_of(sys.stdin.fileno())
         else:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: server.stop())
+            _stop_on_signals(server)
         url, may_pin = bound_url(listener, arguments.listen), arguments.lease_cap_bytes != 0
         _announce(info, config, url, f"{kernels.reason}; {threads}", may_pin=may_pin)
         server.run()
@@ -94,6 +93,20 @@ def _set_threads(stated: int | None) -> str:
     configure_threads(number)
     reason = "one a physical core" if stated is None else "--num-threads"
     return f"{number} thread{'s' if number > 1 else ''}: {reason}"
+
+
+def _stop_on_signals(server: EngineServer) -> None:
+    """Stop at SIGTERM or SIGINT.
+
+    A Python handler does not run while the loop sleeps. A signal that arrives just before the sleep
+    does not interrupt it, so each signal also makes a pipe readable, which wakes the loop.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    server.stop_at_end_of(read_end)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
 
 
 def _device(name: str) -> torch.device:
@@ -125,6 +138,7 @@ def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
         block_size=arguments.block_size,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
+        step_target_ms=arguments.step_target_ms,
         max_queue_wait_ms=arguments.max_queue_wait_seconds * 1000,
         enable_prefix_caching=arguments.enable_prefix_caching,
         enable_chunked_prefill=arguments.enable_chunked_prefill,
@@ -133,8 +147,11 @@ def _config(arguments: Arguments, loaded: LoadedModel) -> EngineConfig:
     )
 
 
-def _info(arguments: Arguments, loaded: LoadedModel, config: EngineConfig) -> EngineInfo:
+def _info(
+    arguments: Arguments, loaded: LoadedModel, config: EngineConfig, *, engine_id: str
+) -> EngineInfo:
     return EngineInfo(
+        engine_id=engine_id,
         engine_boot_id=f"eng_{secrets.token_hex(16)}",
         model_id=arguments.model_id,
         weights_digest=loaded.weights_digest,

@@ -211,11 +211,14 @@ Event = Admitted | Committed | Tokens | Finished | Rejected
 class EngineInfo:
     """The engine's model and limits, sent as the first frame of every link.
 
+    `engine_id` is its journal's, so it stays the same when the engine restarts.
+
     `max_request_tokens` is the longest prompt plus output that can ever fit the KV pool beside the
     pins; `default_sampling` comes from the model folder's generation_config.json (absent:
     temperature 1.0).
     """
 
+    engine_id: str
     engine_boot_id: str
     model_id: str
     weights_digest: str

@@ -1,4 +1,4 @@
-"""The composition: what every request uses; built once by an entry point or a test."""
+"""Dependencies: settings, engine client, database, clock: what every request uses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

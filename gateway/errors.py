@@ -28,7 +28,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from billing.errors import BillingError, InsufficientBalance, UnknownPrice, WriterUnavailable
+from billing.errors import (
+    BillingError,
+    HoldNotOwned,
+    InsufficientBalance,
+    OwnerEnded,
+    UnknownPrice,
+    WriterUnavailable,
+)
 from engine.client import EngineLost, Rejected
 from gateway.wire.response import ErrorBody, ErrorDetail
 
@@ -97,7 +104,7 @@ class EngineReplaced(Overloaded):
 
 
 class LedgerUnavailable(Overloaded):
-    """The database did not take a write in time; it may or may not have happened."""
+    """The database did not take a write in time."""
 
 
 class TooManyWaiting(Overloaded):
@@ -142,6 +149,8 @@ class ErrorShape:
 
 INTERNAL = ErrorShape(500, "api_error", "Internal server error")
 
+RESTARTED = ErrorShape(529, "overloaded_error", "The server was restarted; try again")
+
 ERROR_SHAPES: dict[type[Exception], ErrorShape] = {
     InvalidRequest: ErrorShape(400, "invalid_request_error"),
     AuthenticationFailed: ErrorShape(401, "authentication_error"),
@@ -157,10 +166,14 @@ ERROR_SHAPES: dict[type[Exception], ErrorShape] = {
     InsufficientBalance: ErrorShape(
         402, "billing_error", "The credit balance is too low for this request"
     ),
-    UnknownPrice: ErrorShape(500, "api_error", "This model cannot be served: it has no price"),
+    UnknownPrice: ErrorShape(
+        400, "invalid_request_error", "This model cannot be used: it has no price here"
+    ),
     WriterUnavailable: ErrorShape(
         529, "overloaded_error", "The ledger has no room for one more request"
     ),
+    OwnerEnded: RESTARTED,
+    HoldNotOwned: RESTARTED,
     BillingError: INTERNAL,
     EngineLost: ErrorShape(529, "overloaded_error", "The engine is not reachable now; try again"),
 }

@@ -41,6 +41,9 @@ class Settings(BaseSettings):
     cache_min_tokens: int = Field(default=512, ge=1)  # what the API asks of its newest models
     cache_wait_seconds: float = Field(default=30.0, ge=0, le=30)  # for a write that another pays
     engine_wait_seconds: float = Field(default=10.0, ge=0, le=MAX_WAIT_SECONDS)  # for a restart
+    gateway_dead_after_seconds: float = Field(default=20.0, gt=0, le=MAX_WAIT_SECONDS)
+    max_connections: int = Field(default=4_096, ge=1)  # a stream each; fewer if descriptors lack
+    max_connections_per_address: int = Field(default=1_024, ge=1)  # a proxy is one address
     # Of silence; proxies cut a stream at 30.
     ping_seconds: float = Field(default=10.0, gt=0, le=MAX_WAIT_SECONDS)
     log_format: Literal["text", "json"] = "text"  # read by a person first, by a collector later
@@ -69,7 +72,7 @@ class Settings(BaseSettings):
 
     @property
     def server_secret_path(self) -> Path:
-        """The file that holds the secret behind every namespace."""
+        """Where older versions kept the server secret; the database has it now."""
         return self.data_dir / "server-secret"
 
     @property

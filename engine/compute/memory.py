@@ -10,6 +10,7 @@ POOL_SHARE_PERCENT = 15
 POOL_SHARE_PERCENT_MAX = 50  # however long the model's context is
 POOL_CONTEXTS_MIN = 8
 PIN_CAP_PERCENT = 75
+QUOTA_PERCENT = 25  # of the cap
 
 
 def engine_config(
@@ -29,7 +30,7 @@ def engine_config(
     kv_cache_bytes     size of the KV pool; None: `default_pool_bytes`
     lease_cap_bytes    how much of it all leases may pin; None: `pin_cap_blocks`. One whole context
                        stays free, however large the cap
-    lease_quota_bytes  how much the leases of one namespace may pin; None: the cap
+    lease_quota_bytes  how much the leases of one namespace may pin; None: `quota_blocks`
     limits             further fields of EngineConfig
 
     Raises KVCacheTooSmall if not one block fits.
@@ -44,10 +45,10 @@ def engine_config(
     if lease_cap_bytes is not None:
         num_unreserved = max(0, num_blocks - context_blocks)
         cap_blocks = min(lease_cap_bytes // bytes_per_block, num_unreserved)
-    quota_blocks = cap_blocks
+    quota = quota_blocks(cap_blocks, context_blocks)
     if lease_quota_bytes is not None:
-        quota_blocks = min(lease_quota_bytes // bytes_per_block, cap_blocks)
-    derived = {"pin_cap_blocks": cap_blocks, "namespace_quota_blocks": quota_blocks}
+        quota = min(lease_quota_bytes // bytes_per_block, cap_blocks)
+    derived = {"pin_cap_blocks": cap_blocks, "namespace_quota_blocks": quota}
     return EngineConfig(
         block_size=block_size,
         num_blocks=num_blocks,
@@ -89,6 +90,11 @@ def pin_warning(config: EngineConfig) -> str | None:
 def pin_cap_blocks(num_blocks: int, context_blocks: int) -> int:
     """Return 75 % of the pool, or less so that one whole context stays free."""
     return max(0, min(num_blocks * PIN_CAP_PERCENT // 100, num_blocks - context_blocks))
+
+
+def quota_blocks(cap_blocks: int, context_blocks: int) -> int:
+    """Return a quarter of the cap, or more so that one whole context can be leased."""
+    return min(max(cap_blocks * QUOTA_PERCENT // 100, context_blocks), cap_blocks)
 
 
 def memory_bytes(root: Path = Path("/")) -> int:

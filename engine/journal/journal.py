@@ -1,4 +1,4 @@
-"""The journal: appends the facts of requests and leases, recovers after a crash, finds records.
+"""The engine's write-ahead log: appends facts of requests and leases, recovers, finds records.
 
 One folder holds three kinds of log files, in segments:
 
@@ -12,7 +12,10 @@ facts written. Closed records and reports are each kept up to KEPT_BYTES; the ol
 """
 
 import fcntl
+import logging
 import os
+import re
+import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -31,8 +34,12 @@ from engine.journal.syncing import Syncer
 from engine.protocol import EngineRecord, LeaseReport
 from engine.wire import from_plain, to_plain
 
+log = logging.getLogger(__name__)
+
 SEGMENT_BYTES = 8 << 20
 KEPT_BYTES = 128 << 20
+ENGINE_ID = re.compile(rb"engine_[0-9a-f]{32}")
+ENGINE_ID_BYTES = 39
 _OFFSET_BITS = 40  # a line's place is segment number << 40 | offset: one int, as the index is large
 
 
@@ -54,9 +61,11 @@ class Journal:
         self._leases: Segment
         self._places: dict[str, int] = {}  # closed requests, oldest first
         self._open_requests: dict[str, _OpenRequest] = {}
+        self._num_unreadable = 0
         self._produced: dict[str, int] = {}  # output tokens by request, since the last flush
         self._lock = _locked(folder)
         try:
+            self.engine_id = _engine_id(self._lock)
             self._recover()
         except BaseException:
             os.close(self._lock)
@@ -107,13 +116,22 @@ class Journal:
             self._rotate_open()
 
     def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord]:
-        """Return the closed records of these requests, as far as there are. Raises JournalError."""
+        """Return the closed records of these requests, as far as there are.
+
+        One that cannot be read is left out and counted. Raises JournalError if writing fails.
+        """
         self.flush()
-        return {
-            request_id: self._record_at(self._places[request_id])
-            for request_id in request_ids
-            if request_id in self._places
-        }
+        records = {}
+        for request_id in request_ids:
+            place = self._places.get(request_id)
+            record = None if place is None else self._record_at(place)
+            if record is not None:
+                records[request_id] = record
+        return records
+
+    def stats(self) -> dict[str, float]:
+        """Return counters by metric name."""
+        return {"journal_lines_unreadable_total": self._num_unreadable}
 
     def last_reports(self, limit: int) -> list[LeaseReport]:
         """Return the newest report of each of the last `limit` reported leases, newest last.
@@ -233,9 +251,14 @@ class Journal:
         self._closed.sync()
         self._leases.sync()
 
-    def _record_at(self, place: int) -> EngineRecord:
+    def _record_at(self, place: int) -> EngineRecord | None:
         path = segment_path(self._folder, "closed", place >> _OFFSET_BITS)
-        return _record(read_line(path, place & ((1 << _OFFSET_BITS) - 1)), path)
+        try:
+            return _record(read_line(path, place & ((1 << _OFFSET_BITS) - 1)), path)
+        except JournalError as error:  # the other records and the requests that run are whole
+            log.warning("journal_line_unreadable: %s", error)
+            self._num_unreadable += 1
+            return None
 
 
 @dataclass(slots=True)
@@ -261,6 +284,21 @@ def _record(data: object, path: Path) -> EngineRecord:
     except FrameError as error:
         raise JournalError(f"The journal {path} is of another version: {error}") from error
     return record
+
+
+def _engine_id(lock: int) -> str:
+    """Return the engine's id, kept in the lock file, which the first start of a folder writes.
+
+    A damaged one is replaced: it only tells whether this journal can have a request's record.
+    """
+    found = os.pread(lock, ENGINE_ID_BYTES + 1, 0)
+    if ENGINE_ID.fullmatch(found):
+        return found.decode("ascii")
+    made = f"engine_{secrets.token_hex(16)}"
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, made.encode("ascii"), 0)
+    os.fsync(lock)
+    return made
 
 
 def _locked(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Holdings: blocks that leases and reservations hold, against the cap and each owner's quota.
+"""Held blocks: what leases and reservations hold of the pool, against the cap and each quota.
 
 Held = distinct pinned blocks + blocks counted by reservations that are still to be computed.
 """

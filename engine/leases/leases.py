@@ -1,4 +1,4 @@
-"""Leases: grants, commits, refreshes and ends the pinned prefixes, within a cap and quotas.
+"""Decides each breakpoint (grant, refresh, refuse), makes leases at commit, and ends them.
 
     admission            decide() refuses, refreshes, or reserves: existing blocks are pinned at
                          once, blocks still to be computed are counted

@@ -1,4 +1,4 @@
-"""Pin meter: the block-milliseconds of each lease, idle and contended.
+"""Measures how long each lease pins blocks, idle or in place of blocks that were evicted.
 
 A block that several leases pin is paid for once: by the oldest of them and, when that one ends, by
 the next oldest. So at any moment the paid blocks of all leases are exactly the distinct leased

@@ -26,10 +26,11 @@ _CHUNK_BYTES = 256 << 10
 class ClientSocket:
     """A connected client; `request_ids` are its requests that have not ended."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        """Own an accepted socket."""
+    def __init__(self, connection: socket.socket, *, opened_ms: int = 0) -> None:
+        """Own a socket that was accepted at `opened_ms`."""
         connection.setblocking(False)
         self.connection = connection
+        self.opened_ms = opened_ms
         self.request_ids: set[str] = set()
         self.ended = False
         self._greeted = False
@@ -60,9 +61,16 @@ class ClientSocket:
     def send(self, message: EngineMessage) -> None:
         """Queue a frame and send what the socket takes without blocking.
 
-        Sets `ended` when the client has disconnected or has MAX_UNSENT_BYTES unread.
+        Sets `ended` when the client has disconnected or has MAX_UNSENT_BYTES unread, and after a
+        Fault when the message is longer than a frame.
         """
-        self._unsent += encode_engine(message)
+        try:
+            self._unsent += encode_engine(message)
+        except FrameError as error:
+            self._unsent += encode_engine(Fault(f"A reply cannot be sent. {error}"))
+            self.send_unsent()
+            self.ended = True
+            return
         self.send_unsent()
 
     def send_unsent(self) -> None:

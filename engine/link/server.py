@@ -43,9 +43,11 @@ from engine.protocol import (
 )
 
 MAX_LINKS = 64  # a gateway needs one
-MAX_LOOKUP_IDS = 4_096  # keeps a reply well below MAX_FRAME_BYTES
+MAX_LOOKUP_IDS = 128  # keeps a reply well below MAX_UNSENT_BYTES
 MAX_REQUEST_ID_CHARS = 256  # likewise: every event and record carries one
 MAX_REPORTS_AGAIN = 10_000  # leases; the journal keeps more
+MAX_SLEEP_MS = 60_000  # select() takes no more than 24 days
+HELLO_MS = 10_000  # a link that says nothing so long is ended: it keeps a place from others
 
 
 class EngineServer:
@@ -64,7 +66,7 @@ class EngineServer:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._links: set[ClientSocket] = set()
-        self._owners: dict[str, ClientSocket] = {}
+        self._link_by_request: dict[str, ClientSocket] = {}
         self._outbox: defaultdict[ClientSocket, list[Event]] = defaultdict(list)
         # The newest report of each lease, for later links.
         reports = journal.last_reports(MAX_REPORTS_AGAIN)
@@ -121,13 +123,16 @@ class EngineServer:
     def _timeout_seconds(self) -> float | None:
         if self._core.has_work:
             return 0
-        due_ms = self._core.next_expiry_ms()
-        return None if due_ms is None else max(0, due_ms - self._clock()) / 1000
+        silent_ms = [link.opened_ms + HELLO_MS for link in self._links if not link.is_open]
+        due_ms = min([*silent_ms, self._core.next_expiry_ms()], key=_or_never)
+        if due_ms is None:
+            return None
+        return min(max(0, due_ms - self._clock()), MAX_SLEEP_MS) / 1000
 
     def _turn(self) -> None:
         """Run one step, write its facts to the journal, then send its frames."""
         for event in self._core.step(self._clock()):
-            if link := self._owner_of(event):
+            if link := self._link_of(event):
                 self._outbox[link].append(event)
         self._journal.flush()
         for link, events in self._outbox.items():
@@ -137,11 +142,11 @@ class EngineServer:
         self._reply()
         self._update_links()
 
-    def _owner_of(self, event: Event) -> ClientSocket | None:
+    def _link_of(self, event: Event) -> ClientSocket | None:
         """Return the link that submitted the event's request; None if it has ended."""
         if not isinstance(event, Finished | Rejected):
-            return self._owners.get(event.request_id)
-        link = self._owners.pop(event.request_id, None)
+            return self._link_by_request.get(event.request_id)
+        link = self._link_by_request.pop(event.request_id, None)
         if link:
             link.request_ids.discard(event.request_id)
         return link
@@ -150,7 +155,7 @@ class EngineServer:
         with suppress(OSError):  # the client disconnected before accept()
             connection, _ = self._listener.accept()
             tune(connection)
-            link = ClientSocket(connection)
+            link = ClientSocket(connection, opened_ms=self._clock())
             self._selector.register(connection, selectors.EVENT_READ, partial(self._io, link))
             self._links.add(link)
             if len(self._links) > MAX_LINKS:
@@ -202,12 +207,12 @@ class EngineServer:
         if (rejected := self._rejected(request)) is not None:
             self._outbox[link].append(rejected)
             return
-        self._owners[request.request_id] = link
+        self._link_by_request[request.request_id] = link
         link.request_ids.add(request.request_id)
 
     def _rejected(self, request: GenerateRequest) -> Rejected | None:
         request_id = request.request_id
-        if request_id in self._owners or request_id in self._journal:
+        if request_id in self._link_by_request or request_id in self._journal:
             # The journal has the record of its first use; a second one would overwrite it.
             return Rejected(request_id, "invalid_request", f"Used request id: {request_id}")
         return self._core.submit(request, self._clock())
@@ -247,7 +252,7 @@ class EngineServer:
                 link.send(query)
                 continue
             if isinstance(query, Stats):
-                link.send(Gauges(query.call, self._core.stats()))
+                link.send(Gauges(query.call, self._core.stats() | self._journal.stats()))
                 continue
             records: dict[str, EngineRecord | None] = {
                 request_id: None
@@ -259,7 +264,11 @@ class EngineServer:
         self._queries.clear()
 
     def _update_links(self) -> None:
-        """Drop the links that ended while sending; watch those with unsent bytes for writing."""
+        """Drop the links that ended or say nothing; watch those with unsent bytes for writing."""
+        silent_since_ms = self._clock() - HELLO_MS
+        for link in self._links:
+            if not (link.is_open or link.ended) and link.opened_ms <= silent_since_ms:
+                link.refuse(f"No hello in {HELLO_MS // 1000} seconds.")
         for link in [link for link in self._links if link.ended]:
             self._drop(link)
         for link in self._links:
@@ -272,7 +281,7 @@ class EngineServer:
         """Close a link and abort its requests; the next step writes their records."""
         for request_id in link.request_ids:
             self._core.abort(request_id)
-            self._owners.pop(request_id, None)
+            self._link_by_request.pop(request_id, None)
         self._outbox.pop(link, None)
         self._links.discard(link)
         self._selector.unregister(link.connection)
@@ -283,7 +292,7 @@ class EngineServer:
 
     def _end(self) -> None:
         """Abort all requests, and step until their records are written and sent."""
-        for request_id in self._owners:
+        for request_id in self._link_by_request:
             self._core.abort(request_id)
         while self._core.has_work:
             self._turn()
@@ -298,3 +307,7 @@ class EngineServer:
         self._listener.close()
         self._waker.close()
         self._woken.close()
+
+
+def _or_never(due_ms: int | None) -> float:
+    return float("inf") if due_ms is None else due_ms

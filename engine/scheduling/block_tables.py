@@ -1,4 +1,4 @@
-"""Block tables: which blocks a sequence reuses, allocates and publishes, and its leases.
+"""Block tables: which blocks a sequence reuses, allocates and adds to the prefix index.
 
 match, fit, restore       what a sequence could reuse, and whether it fits now
 attach, load, admit       its blocks allocated, its breakpoints granted, its record frozen
@@ -72,6 +72,13 @@ class BlockTables:
         if fitting is None:
             self.pool.note_shortage()
         return fitting
+
+    def would_fit(self, sequence: Sequence, *, num_running: int, after: Iterable[Sequence]) -> bool:
+        """Return whether a sequence would fit once those of `after` have ended."""
+        ending = {block for each in after for block in each.blocks}
+        num_free = self.num_free_to_start(num_running) + self.leases.count_freed_by_unpinning()
+        num_free += sum(not self.pool.is_pinned(block) for block in ending)
+        return self._cut_to_fit(sequence, self.match(sequence), num_free) is not None
 
     def num_free_to_start(self, num_running: int) -> int:
         """Return how many free blocks a starting sequence may take.

@@ -8,6 +8,9 @@ from engine.blocks.prefix_index import TOKEN_BYTES
 from engine.config import EngineConfig
 from engine.protocol import GenerateRequest, RejectCode, Rejected
 
+MAX_TTL_MS = 7 * 24 * 3_600_000  # far above every cache entry's
+MAX_BREAKPOINTS = 256  # keeps a record far below a frame: each breakpoint has a grant in it
+
 
 def find_fault(request: GenerateRequest, config: EngineConfig) -> Rejected | None:
     """Return why this engine can never serve the request; None: it can."""
@@ -63,12 +66,16 @@ def _find_bad_length(request: GenerateRequest) -> str | None:
 
 
 def _find_bad_breakpoint(request: GenerateRequest) -> str | None:
+    if len(request.breakpoints) > MAX_BREAKPOINTS:
+        return f"More than {MAX_BREAKPOINTS} breakpoints: {len(request.breakpoints)}"
     previous = 0
     for breakpoint_ in request.breakpoints:
         if not previous < breakpoint_.num_tokens <= request.num_prompt_tokens:
             return f"Breakpoint out of order or outside the prompt: {breakpoint_.num_tokens}"
         if breakpoint_.ttl_ms < 0:
             return f"Breakpoint with a negative ttl: {breakpoint_.ttl_ms}"
+        if breakpoint_.ttl_ms > MAX_TTL_MS:
+            return f"Breakpoint with a ttl over {MAX_TTL_MS} ms: {breakpoint_.ttl_ms}"
         previous = breakpoint_.num_tokens
     return None
 

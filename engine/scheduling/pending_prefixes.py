@@ -1,4 +1,4 @@
-"""Pending prefixes: a prompt waits for a prefix that a running one computes, and reuses it.
+"""Defers a waiting prompt while a running sequence computes a prefix that it can reuse.
 
     leader     [ committed | next block | ............. ]   running, computes its prompt
     follower   [ matched   | next block | .... | own .. ]   waits, and then reads what it shares

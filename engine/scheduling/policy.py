@@ -1,4 +1,4 @@
-"""Batching and KV layout: continuous and paged, and the two that benchmarks compare with them.
+"""Scheduling and KV layout as policies; static and contiguous are for benchmarks only.
 
     ContinuousBatching   admit whenever a running slot and blocks are free
     StaticBatching       fill a batch, then admit nothing until all of it has ended

@@ -59,6 +59,7 @@ class Sequence:
         self.grants: list[Grant] = []
         self.uncommitted: list[int] = []  # indices of the grants not committed yet, ascending
         self._facts: EngineRecord | None = None
+        self.start_number = 0  # its place in the order of first admission
         self.num_preemptions = 0
         self.tokens_recomputed_preemption = 0
 

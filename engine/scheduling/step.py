@@ -1,4 +1,4 @@
-"""A step while the scheduler plans it, and the plan that the model runner gets."""
+"""What the scheduler collects for the next step, then freezes into the runner's plan."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -19,7 +19,8 @@ class Step:
     restored       those of them that load a stored lease, with their matches
     budget_left    tokens that the step may still compute
     is_full        no more rows: the budget is used up, or the next prompt needs another step
-    is_admitting   whether waiting sequences may still be admitted
+    is_admitting   whether waiting sequences may be admitted
+    admits_only    the one namespace whose sequences may; None: every namespace's
     """
 
     scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -32,6 +33,11 @@ class Step:
     budget_left: int = 0
     is_full: bool = False
     is_admitting: bool = False
+    admits_only: bytes | None = None
+
+    def limit(self, num_tokens: int) -> None:
+        """Let the step compute at most `num_tokens` more."""
+        self.budget_left = min(self.budget_left, num_tokens)
 
     def add(self, sequence: Sequence, num_new: int) -> None:
         """Add a row that computes a sequence's next `num_new` tokens."""

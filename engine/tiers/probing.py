@@ -1,4 +1,4 @@
-"""Measures prefill, memory and disk rates at start; they decide when a copy pays."""
+"""Measures prefill, memory and disk rates at start: what decides when a copy is read back."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The interface of a tier, and the rule by which a copy pays: reading it beats recomputing.
+"""The interface of a tier, and when reading a copy back is faster than recomputing its prefix.
 
     device   the KV pool itself, where leases are pinned; not a Tier
     host     pinned host memory; only if the pool is on a GPU

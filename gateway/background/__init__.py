@@ -1,1 +1,1 @@
-"""Tasks that run beside the requests: recovery, lease costs, the sweep of expired entries."""
+"""Tasks that run beside the requests: ownership, recovery, lease costs, the sweep."""

@@ -1,4 +1,4 @@
-"""Lease costs: the engine's lease reports, written to the ledger database.
+"""Receives the engine's lease reports and records them in the ledger database as lease costs.
 
 The link delivers a report at least once; the database keeps each once. Reports that arrive during a
 commit go together into the next one: of one lease only the newest, since its totals contain the

@@ -12,6 +12,7 @@ from gateway.commands import (
     bench,
     engine,
     gateway,
+    holds,
     keys,
     ledger,
     migrate,
@@ -41,6 +42,7 @@ app.add_typer(workspaces.app, name="workspaces")
 app.add_typer(keys.app, name="keys")
 app.add_typer(report.app, name="report")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(holds.app, name="holds")
 app.add_typer(models.app, name="models")
 
 EXPECTED = (

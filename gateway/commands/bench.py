@@ -1,4 +1,4 @@
-"""`kvmeter bench`: runs a benchmark on this machine.
+"""`kvmeter bench`: runs one benchmark exhibit on this machine.
 
 The command ships; the exhibits do not. They need the workloads and the pinned packages of a
 checkout, and a figure should name the commit that it is of.

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -51,13 +52,20 @@ class FirstKeys:
 def make_first_keys(
     database: Database, path: Path, *, new_id: Callable[[str], str], now_ms: int
 ) -> FirstKeys | None:
-    """Make the first set of keys and write it to `path`; None if that happened before."""
-    if path.exists():
-        return None
+    """Make the first set of keys and write it to `path`; None if the database has one.
+
+    Once a database, not once a file: a file that was moved or deleted makes no second set, and the
+    file of another database is replaced.
+    """
     draft = path.with_name(f".{path.name}.draft")
+    if not draft.exists() and database.read_now(customers.any_organization):
+        return None
     keys = _drafted(draft, new_id)
-    database.write_now(lambda connection: _insert(connection, keys, new_id=new_id, now_ms=now_ms))
-    draft.rename(path)
+    inserting = partial(_insert, keys=keys, new_id=new_id, now_ms=now_ms)
+    if not database.write_now(inserting):
+        draft.unlink()
+        return None
+    draft.replace(path)
     return keys
 
 
@@ -84,11 +92,13 @@ def _drafted(draft: Path, new_id: Callable[[str], str]) -> FirstKeys:
 
 
 def _insert(
-    connection: Connection, keys: FirstKeys, *, new_id: Callable[[str], str], now_ms: int
-) -> None:
-    """Insert the set in one transaction, unless an interrupted start already did."""
+    connection: Connection, *, keys: FirstKeys, new_id: Callable[[str], str], now_ms: int
+) -> bool:
+    """Insert the set, unless an interrupted start did; False if the database has another one."""
     if customers.find_caller(connection, keys.api_key) is not None:
-        return
+        return True
+    if customers.any_organization(connection):
+        return False
     customers.create_organization(
         connection, id=keys.organization_id, name="first", mode="postpaid", now_ms=now_ms
     )
@@ -112,3 +122,4 @@ def _insert(
         kind="admin",
         now_ms=now_ms,
     )
+    return True

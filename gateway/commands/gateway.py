@@ -10,19 +10,22 @@ from typing import Annotated
 import typer
 import uvloop
 
+from billing.booking import last_booked_at_ms
 from billing.database import Database
 from billing.price_cards import default_cards_path, load_cards, publish
 from engine.client import EngineClient, EngineInfo, EngineLost, connect_engine
 from gateway.app import create_app
 from gateway.background.entry_sweep import sweeping
+from gateway.background.ownership import register_gateway
 from gateway.clock import now_ms
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id, open_database
-from gateway.commands.pid_file import pid_file
+from gateway.commands.process_lock import instance_id, only_process
+from gateway.commands.server_secret import load_server_secret
 from gateway.dependencies import Dependencies
+from gateway.errors import CommandError
 from gateway.http.http_server import listening, serve, stop_at_end_of_stdin
 from gateway.logs import configure_logging
 from gateway.prompts.model_catalog import Catalog, ServedModel, read_model
-from gateway.requests.namespace import load_server_secret
 from gateway.requests.open_requests import OpenRequests
 from gateway.settings import Settings
 from gateway.shutdown import RUNNING_SECONDS
@@ -46,17 +49,25 @@ def gateway(
             signal.signal(number, signal.SIG_IGN)
     settings = Settings(data_dir=data_dir, host=host, port=port, model=model)
     configure_logging(form=settings.log_format, level=settings.log_level)
-    with open_database(data_dir) as database, listening(host, port) as listener:
+    with (
+        only_process(data_dir, "gateway"),
+        open_database(data_dir) as database,
+        listening(host, port) as listener,
+    ):
         cards = load_cards(settings.price_cards or default_cards_path())
+        # A wall clock that stepped back while no gateway ran: what is booked has happened.
+        now_ms.advance_to(database.read_now(last_booked_at_ms))
         database.write_now(lambda connection: publish(connection, cards, now_ms()))
-        with pid_file(settings.data_dir, "gateway"):
-            uvloop.run(_run(settings, database, listener, parent_on_stdin=until_stdin_closes))
+        uvloop.run(_run(settings, database, listener, parent_on_stdin=until_stdin_closes))
 
 
 async def _run(
     settings: Settings, database: Database, listener: socket.socket, *, parent_on_stdin: bool
 ) -> None:
-    """Wait for the engine, serve its model, and drain at the stop event."""
+    """Wait for the engine, serve its model, and drain at the stop event.
+
+    Raises OtherEngine, or CommandError if another gateway took this one for dead.
+    """
     stop = _stop_event(parent_on_stdin=parent_on_stdin)
     engine = connect_engine(settings.link_url)
     try:
@@ -68,19 +79,31 @@ async def _run(
             engine=engine,
             database=database,
             catalog=Catalog([_model(settings, info)]),
-            secret=load_server_secret(settings.server_secret_path),
+            secret=load_server_secret(database, older_file=settings.server_secret_path),
             boot_id=new_id("gw"),
             now_ms=now_ms,
             new_id=new_id,
         )
+        await register_gateway(
+            deps, instance_id=instance_id(settings.data_dir), engine_id=info.engine_id
+        )
         app = create_app(deps)
         open_requests: OpenRequests = app.state.open_requests
+        fencing = asyncio.create_task(_set_after(open_requests.fenced, stop))
         async with sweeping(deps):
             await serve(
                 app, listener, stop=stop, drain=lambda: open_requests.drain(RUNNING_SECONDS)
             )
+        fencing.cancel()
+        if open_requests.fenced.is_set():
+            raise CommandError("Another gateway took this one for dead: it must start anew")
     finally:
         await engine.close()
+
+
+async def _set_after(first: asyncio.Event, then: asyncio.Event) -> None:
+    await first.wait()
+    then.set()
 
 
 async def _first_info(engine: EngineClient, stop: asyncio.Event) -> EngineInfo | None:

@@ -11,7 +11,7 @@ app = typer.Typer(help="The ledger.", no_args_is_help=True)
 @app.command()
 def verify(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
     """Check accounts, requests, prices and cache facts against each other; exit 1 on a problem."""
-    with open_database(data_dir) as database:
+    with open_database(data_dir, may_be_damaged=True) as database:
         report = database.read_now(verify_ledger)
     if as_json:
         print_json(

@@ -29,11 +29,11 @@ new_id = id_maker(now_ms)
 
 
 @contextmanager
-def open_database(data_dir: Path) -> Iterator[Database]:
+def open_database(data_dir: Path, *, may_be_damaged: bool = False) -> Iterator[Database]:
     """The migrated database of the installation in `data_dir`, closed on exit."""
-    database = Database(Settings(data_dir=data_dir).ledger_url)
+    database = Database(Settings(data_dir=data_dir).ledger_url, now_ms=now_ms)
     try:
-        database.require_migrated()
+        database.require_migrated(may_be_damaged=may_be_damaged)
         yield database
     finally:
         database.close()

@@ -1,11 +1,15 @@
 """`kvmeter organizations`: creates organisations and tops up their balances."""
 
+import re
 from decimal import Decimal, DecimalException
 from typing import Annotated
 
 import typer
+from sqlalchemy.exc import DBAPIError
 
-from billing import customers, ledger
+from billing import customers, ledger, money
+from billing.database import Database
+from billing.errors import WriterUnavailable
 from gateway.clock import now_ms
 from gateway.commands.options import (
     DEFAULT_DATA_DIR,
@@ -19,6 +23,7 @@ from gateway.errors import CommandError
 
 app = typer.Typer(help="Organisations: who pays.", no_args_is_help=True)
 
+TOP_UP_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 NANOS_PER_USD = 1_000_000_000
 USD_MAX = 1_000_000_000  # of one top-up; keeps a few of them inside 64 bits of nano-dollars
 
@@ -51,14 +56,43 @@ def create(
 def top_up(
     organization_id: Annotated[str, typer.Argument(help="The organisation's id.")],
     usd: Annotated[str, typer.Option(help="Amount in US dollars, for example 5.00.")],
+    top_up_id: Annotated[
+        str | None,
+        typer.Option("--id", help="Your own id of this payment; the same id twice is one top-up."),
+    ] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """Add money to an organisation's balance."""
+    """Add money to a prepaid organisation's balance, once for each id."""
     amount_nanos = _parse_usd(usd)
-    transfer_id = new_id("txn")
+    transfer_id = _checked_id(top_up_id) if top_up_id is not None else new_id("txn")
     with open_database(data_dir) as database:
-        database.write_now(
+        booked = _book(database, organization_id, amount_nanos, transfer_id)
+    balance_usd = money.usd(booked.balance.credit_nanos)
+    if as_json:
+        print_json(
+            {
+                "id": transfer_id,
+                "amount_nanos": str(amount_nanos),
+                "repeated": booked.repeated,
+                "balance_nanos": str(booked.balance.credit_nanos),
+            }
+        )
+    elif booked.repeated:
+        typer.echo(
+            f"{transfer_id} was booked before, nothing was added:"
+            f" {organization_id} has {balance_usd} USD."
+        )
+    else:
+        typer.echo(f"{organization_id} has {balance_usd} USD now, {usd} more ({transfer_id}).")
+
+
+def _book(
+    database: Database, organization_id: str, amount_nanos: int, transfer_id: str
+) -> ledger.TopUp:
+    """Book the top-up; a failure of the database names the id with which to repeat it."""
+    try:
+        return database.write_now(
             lambda connection: ledger.top_up(
                 connection,
                 organization_id=organization_id,
@@ -67,10 +101,16 @@ def top_up(
                 now_ms=now_ms(),
             )
         )
-    if as_json:
-        print_json({"id": transfer_id, "amount_nanos": str(amount_nanos)})
-    else:
-        typer.echo(f"{organization_id} has {usd} USD more ({transfer_id}).")
+    except (DBAPIError, WriterUnavailable) as error:
+        raise CommandError(
+            f"The top-up may not be in the books: repeat it with --id {transfer_id}"
+        ) from error
+
+
+def _checked_id(top_up_id: str) -> str:
+    if not TOP_UP_ID.fullmatch(top_up_id):
+        raise CommandError(f"Not an id of 1 to 100 letters, digits and . _ : -: {top_up_id}")
+    return top_up_id
 
 
 def _parse_usd(text: str) -> int:

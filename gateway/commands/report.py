@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
+from billing.booking import close_period, last_booked_at_ms
+from billing.database import Database
 from billing.lease_costs import pin_costs
 from billing.meters import Meter
 from billing.money import usd
 from billing.reports import usage as report_usage
+from gateway.clock import now_ms
 from gateway.commands.options import (
     DEFAULT_DATA_DIR,
     AsJson,
@@ -38,20 +41,26 @@ def usage(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     organization: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
     since: Annotated[
-        str | None, typer.Option(help="Requests that ended at or after this ISO date (UTC).")
+        str | None, typer.Option(help="Requests booked at or after this ISO date (UTC).")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(help="Requests that ended before this ISO date (UTC).")
+        str | None, typer.Option(help="Requests booked before this ISO date (UTC).")
     ] = None,
     by: Annotated[
         list[Dimension] | None, typer.Option(help="A row for each of these; may be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokens and money by meter."""
+    """Tokens and money by meter.
+
+    The report of a time that has passed is final: a request that ended in it and is booked later
+    belongs to the day of its booking.
+    """
     dimensions = tuple(dict.fromkeys(by or [Dimension.ORGANIZATION]))
     since_ms, until_ms = parse_instant(since), parse_instant(until)
     with open_database(data_dir) as database:
+        if until_ms is not None and until_ms <= now_ms():
+            _close_period(database, until_ms)
         rows = database.read_now(
             lambda connection: report_usage(
                 connection,
@@ -76,6 +85,12 @@ def usage(
             for row in rows
         ],
     )
+
+
+def _close_period(database: Database, until_ms: int) -> None:
+    """Let nothing be booked into the period any more, so that its report is final."""
+    if database.read_now(last_booked_at_ms) < until_ms:
+        database.write_now(lambda connection: close_period(connection, until_ms=until_ms))
 
 
 @app.command()

@@ -1,12 +1,9 @@
 """`kvmeter up`: runs engine, gateway and ledger on one machine, fetching the model if needed."""
 
 import asyncio
-import fcntl
 import json
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +15,7 @@ from gateway.clock import now_ms
 from gateway.commands.first_keys import make_first_keys
 from gateway.commands.models import fetch_default_model
 from gateway.commands.options import DEFAULT_DATA_DIR, DataDir, new_id
-from gateway.commands.pid_file import pid_file
+from gateway.commands.process_lock import only_process
 from gateway.commands.supervisor import STOP_SIGNALS, Child, run_children
 from gateway.errors import CommandError
 from gateway.http.http_server import listening
@@ -47,7 +44,7 @@ def up(
         signal.signal(number, lambda *_: sys.exit(0))  # until there is something to drain
     settings = Settings(data_dir=data_dir.absolute(), host=host, port=port)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with _only_one(settings.data_dir), pid_file(settings.data_dir, "up"):
+    with only_process(settings.data_dir, "up"):
         with listening(host, port):
             pass  # fail now, rather than after the model is loaded
         folder = model or fetch_default_model(settings.models_dir)
@@ -58,27 +55,18 @@ def up(
         raise CommandError(f"{problem} before it served")
 
 
-@contextmanager
-def _only_one(data_dir: Path) -> Iterator[None]:
-    """Hold the data folder's lock; the kernel lets go of it if this process is killed."""
-    with (data_dir / "up.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CommandError(f"Another kvmeter up is using {data_dir}") from None
-        yield
-
-
 def _make_first_keys(settings: Settings) -> None:
-    """Make the first keys if this is the first start, and show them this once."""
-    database = Database(settings.ledger_url)
+    """Make the first keys if the database has none; show them once, on a terminal only."""
+    database = Database(settings.ledger_url, now_ms=now_ms)
     try:
         keys = make_first_keys(database, settings.first_keys_path, new_id=new_id, now_ms=now_ms())
     finally:
         database.close()
-    if keys is not None:
+    if keys is None:
+        return
+    typer.echo(f"Your first keys are in {settings.first_keys_path}")
+    if sys.stdout.isatty():  # else it is a log, which must not have secrets
         typer.echo(
-            f"Your first keys, also in {settings.first_keys_path}:\n"
             f"  organization  {keys.organization_id}\n"
             f"  workspace     {keys.workspace_id}\n"
             f"  api key       {keys.api_key}\n"

@@ -1,4 +1,4 @@
-"""Authentication and request headers: API key, workspace, API version, our own header."""
+"""Authentication and request headers: API key, workspace, API version, x-kvmeter-ignore-eos."""
 
 from typing import Annotated, cast
 

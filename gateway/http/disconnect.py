@@ -13,12 +13,12 @@ from gateway.requests.generation import Generation
 async def abort_on_disconnect(generation: Generation, receive: Receive) -> AsyncIterator[None]:
     """Abandon the generation if the client closes its connection, or if the block fails.
 
-    The request's body must have been read: after it, `receive` returns only the disconnect.
+    The request's body must have been read: after it, `receive` returns the disconnect, or what the
+    client sent though it had nothing more to send.
     """
 
     async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await receive()  # a disconnect, or bytes beyond the request: garbage
         generation.abandon()
 
     watcher = asyncio.create_task(watch())

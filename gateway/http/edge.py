@@ -14,6 +14,7 @@ from gateway.metrics import Metrics
 log = logging.getLogger(__name__)
 
 OK = 200
+MAX_LOGGED_PATH = 256  # characters: a line must not cost what a client likes
 PROBES = ("/healthz", "/readyz", "/metrics")
 CLIENT_CLOSED = 499  # nginx's code; for the log and the counters only
 
@@ -109,7 +110,7 @@ class _Exchange:
     def log_fields(self, duration_ms: int) -> dict[str, object]:
         fields: dict[str, object] = {
             "method": self.scope["method"],
-            "path": self.scope["path"],
+            "path": self.scope["path"][:MAX_LOGGED_PATH],
             "status": self.status,
             "duration_ms": duration_ms,
         }

@@ -1,24 +1,24 @@
 """A streamed response: server-sent events in order, pings in silence, a client that may leave."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.errors import error_body
 from gateway.http.disconnect import abort_on_disconnect
+from gateway.http.stall_timer import StallTimer
 from gateway.requests.generation import Generation
-from gateway.requests.output import BlockEvent, BlockStart
+from gateway.requests.output import BlockDelta, BlockEvent, BlockStart
 from gateway.requests.wire_messages import block_event, message_delta, message_start
-from gateway.wire.events import Event, MessageStop, Ping, encode
+from gateway.wire.events import MessageStop, Ping, encode, encode_text_delta
 
 # A client that reads nothing for this long is treated as disconnected: the engine aborts, and what
 # was produced is settled. Until then its events wait in memory, bounded by the max_tokens.
 STALLED_CLIENT_SECONDS = 60.0
+
+PING = encode(Ping())
 
 
 class EventStream(Response):
@@ -52,60 +52,47 @@ class EventStream(Response):
             await self._send_all(send)
 
     async def _send_all(self, send: Send) -> None:
-        async def send_in_time(message: AsgiMessage) -> None:
-            try:
-                async with asyncio.timeout(self._stalled_seconds):
-                    await send(message)
-            except TimeoutError:
-                raise ClientDisconnect from None
+        timer = StallTimer(self._stalled_seconds)
+        try:
+            with timer:
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
+            async for body in message_records(self._generation, ping_seconds=self._ping_seconds):
+                with timer:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            with timer:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            timer.close()
 
-        await send_in_time(
-            {
-                "type": "http.response.start",
-                "status": self.status_code,
-                "headers": self.raw_headers,
-            }
-        )
-        async for event in message_events(self._generation, ping_seconds=self._ping_seconds):
-            body = encode(event)
-            await send_in_time({"type": "http.response.body", "body": body, "more_body": True})
-        await send_in_time({"type": "http.response.body", "body": b"", "more_body": False})
 
+async def message_records(generation: Generation, *, ping_seconds: float) -> AsyncIterator[bytes]:
+    """Yield the SSE records of one stream, from message_start to message_stop or to an error.
 
-async def message_events(generation: Generation, *, ping_seconds: float) -> AsyncIterator[Event]:
-    """Yield the events of one stream, from message_start to message_stop or to an error.
-
-    A stream never just ends: a client takes that for success. The generation has been admitted, so
-    that usage is known; the last events leave only after the settlement.
+    Records of block events that came together are one piece: one write. A stream never just ends: a
+    client takes that for success. The generation has been admitted, so that usage is known; the
+    last records leave only after the settlement.
     """
-    yield message_start(generation.order, await generation.admitted())
+    yield encode(message_start(generation.order, await generation.admitted()))
     try:
-        async for event in events_or_silence(generation, ping_seconds=ping_seconds):
-            if event is None:
-                yield Ping()
-                continue
-            yield block_event(event)
-            if event == BlockStart(0):
-                yield Ping()
+        while (events := await generation.next_events(wait_seconds=ping_seconds)) is not None:
+            yield b"".join(map(block_record, events)) if events else PING
         ending = await generation.ended()
     except Exception as error:  # noqa: BLE001 - the client needs an error event for any failure
-        yield error_body(error, request_id=generation.order.request_id)
+        yield encode(error_body(error, request_id=generation.order.request_id))
         return
-    yield message_delta(ending)
-    yield MessageStop()
+    yield encode(message_delta(ending))
+    yield encode(MessageStop())
 
 
-async def events_or_silence(
-    generation: Generation, *, ping_seconds: float
-) -> AsyncIterator[BlockEvent | None]:
-    """Yield block events as they come, and None for each `ping_seconds` without any."""
-    while True:
-        try:
-            async with asyncio.timeout(ping_seconds):
-                event = await generation.next_event()
-        except TimeoutError:
-            yield None
-        else:
-            if event is None:
-                return
-            yield event
+def block_record(event: BlockEvent) -> bytes:
+    """Return the SSE record of a block event; a ping follows the start of the first block."""
+    if isinstance(event, BlockDelta):
+        return encode_text_delta(event.index, event.text)
+    record = encode(block_event(event))
+    return record + PING if event == BlockStart(0) else record

@@ -1,1 +1,1 @@
-"""From a conversation to token ids: blocks, cache breakpoints, chat template, prefix hashes."""
+"""From a conversation to token ids: content blocks, breakpoints, chat template, prefix hashes."""

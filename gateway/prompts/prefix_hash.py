@@ -1,4 +1,4 @@
-"""Prefix hashes: SHA-256 of the prompt up to the end of each block, the key of a cache entry."""
+"""Prefix hashes: SHA-256 of the prompt up to the end of each content block, the entries' keys."""
 
 from hashlib import sha256
 

@@ -1,4 +1,4 @@
-"""A rendered prompt, and the protocol of chat templates: blocks in, token ids out."""
+"""A rendered prompt, and the protocol of chat templates: content blocks in, token ids out."""
 
 import struct
 from collections.abc import Sequence

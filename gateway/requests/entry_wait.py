@@ -1,4 +1,4 @@
-"""Waiting until a pending cache entry of another request is live or gone, before transaction 1.
+"""Waits until another request's pending cache entry is live or gone, before the hold.
 
 A request that could read what another one is writing waits without a hold, without a pending entry
 of its own and without anything in the engine. So a writer never waits for another request, there is

@@ -1,4 +1,4 @@
-"""Transaction 1 of a request: look up cache entries, hold the worst case, leave pending entries.
+"""Transaction 1 (hold): look up cache entries, hold the worst case, insert pending entries.
 
 A request that could read what another one is writing waits first (`entry_wait.py`).
 """
@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from billing.entries import PendingEntry, find_live, find_pending
 from billing.holds import Hold, open_hold
 from billing.meters import TtlClass
+from billing.owners import require_running
 from billing.price_cards import card_in_force
 from billing.rating import worst_case_nanos
 from engine.client import Breakpoint, GenerateRequest, Sampling
@@ -32,9 +33,10 @@ AWAITED_MS_MAX = 90_000
 
 @dataclass(frozen=True, slots=True)
 class HeldOrder:
-    """The hold that transaction 1 wrote, and the request that goes to the engine."""
+    """What transaction 1 found: the hold, the keys of the entries read, the engine's request."""
 
     hold: Hold
+    read_keys: tuple[str, ...]
     request: GenerateRequest
 
 
@@ -72,14 +74,15 @@ async def open_when_unblocked(order: Order, *, deps: Dependencies, wait: EntryWa
 def hold_order(
     conn: Connection, order: Order, *, deps: Dependencies, may_wait: bool
 ) -> HeldOrder | list[PendingEntry]:
-    """Transaction 1: find what is read, hold the worst case, leave pending entries, refresh.
+    """Transaction 1: find what is read, hold the worst case, leave pending entries.
 
     With `may_wait`, and if another request is about to write a prefix that this one could read, it
     writes nothing and returns the pending entries of that prefix. They were pending before this
     moment, and a waiting request has none of its own, so no two requests wait for each other.
 
-    Raises InsufficientBalance or UnknownPrice, and then leaves nothing.
+    Raises InsufficientBalance, UnknownPrice or OwnerEnded, and then leaves nothing.
     """
+    require_running(conn, deps.boot_id)
     points = order.prompt.breakpoints
     keys = keys_to_look_up(order.entry_keys, points)
     live = find_live(conn, keys, now_ms=order.started_at_ms)
@@ -94,10 +97,10 @@ def hold_order(
         conn,
         hold,
         ttl_ms={name: deps.settings.ttl_ms(name) for name in TTL_CLASSES},
-        refreshed_entry_keys=[entry.key for entry in match.read_entries],
         awaited_until_ms=now_ms + AWAITED_MS_MAX,
     )
-    return HeldOrder(hold, _generate_request(order, match, deps=deps))
+    reads = tuple(entry.key for entry in match.read_entries)
+    return HeldOrder(hold, reads, _generate_request(order, match, deps=deps))
 
 
 def _hold(conn: Connection, order: Order, match: CacheMatch, *, deps: Dependencies) -> Hold:
@@ -126,6 +129,7 @@ def _hold(conn: Connection, order: Order, match: CacheMatch, *, deps: Dependenci
         stream=bool(order.body.stream),
         amount_nanos=amount_nanos,
         owner_boot_id=deps.boot_id,
+        engine_id=order.engine_info.engine_id,
         started_at_ms=order.started_at_ms,
     )
 

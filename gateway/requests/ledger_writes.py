@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -16,20 +17,28 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A group commit takes milliseconds. After this timeout the write may or may not be committed;
-# callers must handle both.
-WRITE_SECONDS_MAX = 15.0
+# A group commit takes milliseconds. A write that has not begun by then is given up: it never
+# happens. One that has begun is waited for.
+BEGIN_WITHIN = timedelta(seconds=15)
 
 # A client waits for its last event meanwhile, so the tries end soon.
 RETRY_PAUSES_SECONDS = (0.1, 0.5, 2.0)
 
 
-async def write(deps: Dependencies, operation: Callable[[Connection], T]) -> T:
-    """Commit one operation. Raises LedgerUnavailable, or the operation's own BillingError."""
+async def write(
+    deps: Dependencies,
+    operation: Callable[[Connection], T],
+    *,
+    begin_within: timedelta = BEGIN_WITHIN,
+) -> T:
+    """Commit one operation. Raises LedgerUnavailable, or the operation's own BillingError.
+
+    After LedgerUnavailable nothing was written, or ever will be. The one exception is a connection
+    that is lost during the commit itself.
+    """
     try:
-        async with asyncio.timeout(WRITE_SECONDS_MAX):
-            return await deps.database.write(operation)
-    except (SQLAlchemyError, WriterUnavailable, TimeoutError) as error:
+        return await deps.database.write(operation, begin_within=begin_within)
+    except (SQLAlchemyError, WriterUnavailable) as error:
         log.warning("ledger_write_failed", exc_info=True)
         raise LedgerUnavailable("The ledger cannot be written now; try again") from error
 

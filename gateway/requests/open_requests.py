@@ -16,14 +16,13 @@ log = logging.getLogger(__name__)
 class OpenRequests:
     """Starts generations and keeps them until they have ended.
 
-    hold_left_open    set when one ended without closing its hold: recovery has work
-    stop_string_cuts  of those, the output tokens up to a stop string, by request id: the engine's
-                      journal may not know of them
+    hold_left_open  set when recovery has work: a request ended with its hold open, an owner died
+    fenced          set when another gateway has taken this one for dead: the process must end
     """
 
     def __init__(self, deps: Dependencies) -> None:
         self.hold_left_open = asyncio.Event()
-        self.stop_string_cuts: dict[str, int] = {}
+        self.fenced = asyncio.Event()
         self._deps = deps
         self._tasks: dict[asyncio.Task[None], Generation] = {}
         self._is_draining = False
@@ -58,13 +57,17 @@ class OpenRequests:
         if self._tasks:
             log.warning("drain_incomplete", extra={"num_requests": len(self._tasks)})
 
+    def fence(self) -> None:
+        """Take no new requests and cut the running ones: their holds are another gateway's now."""
+        self._is_draining = True
+        for generation in self._tasks.values():
+            generation.stop(Overloaded("The server was restarted; try again"))
+        self.fenced.set()
+
     async def _wait(self, seconds: float) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        generation = self._tasks.pop(task)
-        if generation.hold_is_open:
-            if (cut := generation.stopped_at) is not None:
-                self.stop_string_cuts[generation.order.request_id] = cut
+        if self._tasks.pop(task).hold_is_open:
             self.hold_left_open.set()

@@ -1,4 +1,4 @@
-"""An order: a valid request within the engine's limits, before any hold is taken for it."""
+"""An order: one validated request with its prompt in token ids, ready for its hold."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Usage numbers: the engine's record to billing's facts, billing's quantities to the wire."""
+"""Converts the engine's records to billing's facts, and billed quantities to the API's usage."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace

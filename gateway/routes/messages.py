@@ -59,7 +59,7 @@ async def create_message(
 
 
 async def _all_events(generation: Generation) -> list[BlockEvent]:
-    events = []
-    while (event := await generation.next_event()) is not None:
-        events.append(event)
+    events: list[BlockEvent] = []
+    while (more := await generation.next_events()) is not None:
+        events += more
     return events

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import orjson
+
 from gateway.wire.response import ErrorBody, Message, ResponseModel, StopReason, TextContent
 
 
@@ -88,6 +90,20 @@ Event = (
     | MessageStop
     | Ping
     | ErrorBody  # the last event of a stream that failed after its headers had left
+)
+
+
+def encode_text_delta(index: int, text: str) -> bytes:
+    """Return what `encode` returns for a ContentBlockDelta of text; one is written for each token.
+
+    It builds no pydantic object, which takes longer than the rest of a token's way.
+    """
+    return _TEXT_DELTA % (index, orjson.dumps(text))
+
+
+_TEXT_DELTA = (
+    b"event: content_block_delta\n"
+    b'data: {"type":"content_block_delta","index":%d,"delta":{"type":"text_delta","text":%b}}\n\n'
 )
 
 

@@ -10,17 +10,26 @@ from sqlalchemy import Connection, select
 from billing import accounts
 from billing.customers import Mode, create_key, create_organization, default_workspace_id
 from billing.database import Database
+from billing.entries import renew
 from billing.facts import EngineFacts, GrantFact
 from billing.holds import Hold, open_hold
 from billing.ledger import balance
 from billing.meters import Meter, WritePoint
 from billing.price_cards import PriceCard, publish
 from billing.rating import worst_case_nanos
-from billing.settlement import Settlement, settle
+from billing.settlement import CutBy, Settlement, settle
 from billing.tables import transfers
 from billing.verification import verify
 
 NOW_MS = 1_780_000_000_000
+OWNER = "boot_1"
+
+
+def no_clock() -> int:
+    """A booking clock that stands at 0: what is booked is stamped with when it happened."""
+    return 0
+
+
 TTL_MS = {"5m": 300_000, "1h": 3_600_000}
 
 # Card T3 of docs/cases/billing.md: in 3,000, r 300, w5 3,750, w1h 6,000, out 15,000 nano-dollars.
@@ -65,14 +74,15 @@ class Books:
             writes=(),
             stream=False,
             amount_nanos=1_000_000,
-            owner_boot_id="boot_1",
+            owner_boot_id=OWNER,
+            engine_id="engine_1",
             started_at_ms=NOW_MS,
         )
         return replace(hold, **changes)
 
     def open(
         self,
-        refreshed: Sequence[str] = (),
+        renewed: Sequence[str] = (),
         *,
         awaited_until_ms: int | None = None,
         **changes: Any,
@@ -84,22 +94,24 @@ class Books:
                 conn,
                 hold,
                 ttl_ms=TTL_MS,
-                refreshed_entry_keys=refreshed,
                 awaited_until_ms=awaited_until_ms,
             )
         )
+        self.database.write_now(lambda conn: renew(conn, renewed, started_at_ms=hold.started_at_ms))
         return hold
 
-    def settle(self, hold: Hold, **changes: Any) -> Settlement:
+    def settle(self, hold: Hold, *, cut_by: CutBy | None = None, **changes: Any) -> Settlement:
         """Settle a hold as if everything it asked for was granted."""
         facts = engine_facts(hold, **changes)
         return self.database.write_now(
             lambda conn: settle(
                 conn,
                 request_id=hold.request_id,
+                owner_boot_id=hold.owner_boot_id,
                 facts=facts,
                 ended_at_ms=NOW_MS + 1_000,
                 stop_reason="end_turn",
+                cut_by=cut_by,
             )
         )
 

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import make_url
 
 from billing.database import Database, migrate
+from tests.billing.books import no_clock
 from tests.postgres import NewDatabase, postgres_server
 
 DIALECTS = ("sqlite", "postgresql")
@@ -58,6 +59,6 @@ def postgres_url(new_postgres: NewDatabase, migrated_postgres: str) -> str:
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
+    database = Database(database_url, now_ms=no_clock)
     yield database
     database.close()

@@ -13,7 +13,7 @@ from billing.entries import (
     activate,
     find_live,
     find_pending,
-    refresh,
+    renew,
     sweep,
 )
 from billing.facts import GrantFact
@@ -112,7 +112,7 @@ def test_of_two_writers_the_longer_promise_is_read(
 def test_a_read_renews_in_the_entry_s_own_class_from_its_start(books: Books) -> None:
     books.settle(books.open(writes=(LONG,)))
 
-    books.open(refreshed=["key-8"], started_at_ms=NOW_MS + 50)
+    books.open(renewed=["key-8"], started_at_ms=NOW_MS + 50)
 
     assert live(books)["key-8"].expires_at_ms == NOW_MS + 50 + TTL_MS["1h"]
 
@@ -120,7 +120,7 @@ def test_a_read_renews_in_the_entry_s_own_class_from_its_start(books: Books) -> 
 def test_a_read_that_started_earlier_shortens_nothing(books: Books) -> None:
     books.settle(books.open(writes=(SHORT,)))
 
-    books.open(refreshed=["key-8"], started_at_ms=NOW_MS - 50)
+    books.open(renewed=["key-8"], started_at_ms=NOW_MS - 50)
 
     assert live(books)["key-8"].expires_at_ms == END_MS
 
@@ -129,7 +129,7 @@ def test_an_expired_or_pending_entry_is_not_renewed(books: Books) -> None:
     books.settle(books.open(writes=(SHORT,)))
     books.open(writes=(WritePoint(9, "5m", "key-9"),))
 
-    books.open(refreshed=["key-8", "key-9"], started_at_ms=END_MS)
+    books.open(renewed=["key-8", "key-9"], started_at_ms=END_MS)
 
     assert live(books, "key-8", "key-9", at_ms=END_MS) == {}
 
@@ -177,12 +177,12 @@ def test_a_path_of_forty_thousand_keys_is_looked_up_and_renewed(books: Books) ->
         event.listen(conn, "before_cursor_execute", require_few_parameters)
         return find_live(conn, [*path, path[0]], now_ms=NOW_MS)
 
-    def renew(conn: Connection) -> None:
+    def renew_path(conn: Connection) -> None:
         event.listen(conn, "before_cursor_execute", require_few_parameters)
-        refresh(conn, path, started_at_ms=NOW_MS + 50)
+        renew(conn, path, started_at_ms=NOW_MS + 50)
 
     assert set(books.database.read_now(read)) == set(written)
-    books.database.write_now(renew)
+    books.database.write_now(renew_path)
     assert {key: entry.expires_at_ms for key, entry in books.database.read_now(read).items()} == {
         path[0]: NOW_MS + 50 + TTL_MS["1h"],
         path[20_000]: END_MS + 50,

@@ -6,8 +6,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from billing import accounts
 from billing.database import Database
+from billing.decisions import release_by_operator
 from billing.lease_costs import LeaseCost, record_lease_costs
 from billing.meters import Meter
+from billing.owners import server_secret_of
 from billing.tables import IMMUTABLE, transfers
 from tests.billing.books import NOW_MS, Books, make_books
 
@@ -19,6 +21,8 @@ NO_OP = {
     "transfers": "amount_nanos = amount_nanos",
     "kv_records": "output_tokens = output_tokens",
     "lease_reports": "tokens = tokens",
+    "hold_decisions": "reason = reason",
+    "server_secret": "secret_hex = secret_hex",
 }
 
 
@@ -28,6 +32,13 @@ def books(database: Database) -> Books:
     books.request(u=10, o=5)
     report = LeaseCost("eng:0", "req_1", 10, "expired", "device", 1, 2, 3)
     books.database.write_now(lambda conn: record_lease_costs(conn, [report], reported_at_ms=NOW_MS))
+    hold = books.open()
+    books.database.write_now(
+        lambda conn: release_by_operator(
+            conn, request_id=hold.request_id, actor="ada", reason="lost", now_ms=NOW_MS
+        )
+    )
+    books.database.write_now(lambda conn: server_secret_of(conn, proposed=b"secret"))
     return books
 
 

@@ -141,3 +141,19 @@ def test_verify_names_reports_that_cannot_be_true(books: Books, damage: str, pro
     books.database.write_now(write)
 
     assert any(problem in p for p in books.database.read_now(verify).problems)
+
+
+def test_a_hold_whose_writes_cannot_be_read_stops_no_report(books: Books) -> None:
+    damaged, sound = books.open(), books.open(writes=(WritePoint(8, "5m", "key-8"),))
+    damage = f"UPDATE holds SET writes = 'garbage' WHERE request_id = '{damaged.request_id}'"
+    books.database.write_now(lambda conn: conn.exec_driver_sql(damage))
+    reports = [
+        LeaseCost(f"eng:{hold.request_id}", hold.request_id, 8, "expired", "device", 1, 2, 3)
+        for hold in (damaged, sound)
+    ]
+
+    recorded = books.database.write_now(
+        lambda conn: record_lease_costs(conn, reports, reported_at_ms=NOW_MS)
+    )
+
+    assert recorded == 2

@@ -14,7 +14,7 @@ from billing.errors import InsufficientBalance
 from billing.holds import Hold, open_hold, open_holds
 from billing.ledger import top_up, trial_balance
 from billing.settlement import release, settle
-from tests.billing.books import NOW_MS, TTL_MS, Books, engine_facts, make_books
+from tests.billing.books import NOW_MS, OWNER, TTL_MS, Books, engine_facts, make_books, no_clock
 
 operations = st.lists(
     st.one_of(
@@ -100,7 +100,11 @@ class History:
     def _release(self, hold: Hold) -> None:
         self.books.database.write_now(
             lambda conn: release(
-                conn, request_id=hold.request_id, reason="test", ended_at_ms=NOW_MS
+                conn,
+                owner_boot_id=OWNER,
+                request_id=hold.request_id,
+                reason="test",
+                ended_at_ms=NOW_MS,
             )
         )
 
@@ -137,7 +141,7 @@ def test_b50_two_processes_on_the_same_accounts_lose_nothing(
     books = [make_books(database, name=f"org_{number}") for number in range(4)]
     for other in books[1:]:
         other._numbers = books[0]._numbers
-    second = Database(database_url)
+    second = Database(database_url, now_ms=no_clock)
 
     async def one_request(number: int) -> None:
         process = (database, second)[number % 2]
@@ -145,7 +149,9 @@ def test_b50_two_processes_on_the_same_accounts_lose_nothing(
         await process.write(lambda conn: open_hold(conn, hold, ttl_ms=TTL_MS))
         await process.write(
             lambda conn: settle(
-                conn, request_id=hold.request_id, facts=engine_facts(hold), ended_at_ms=NOW_MS,
+                conn,
+                owner_boot_id=OWNER,
+                request_id=hold.request_id, facts=engine_facts(hold), ended_at_ms=NOW_MS,
                 stop_reason="end_turn",
             )
         )  # fmt: skip
@@ -163,7 +169,7 @@ def test_b50_two_processes_on_the_same_accounts_lose_nothing(
 
 
 def test_two_organizations_made_at_once_both_exist(database: Database, database_url: str) -> None:
-    second = Database(database_url)
+    second = Database(database_url, now_ms=no_clock)
 
     async def make(number: int) -> None:
         process = (database, second)[number % 2]

@@ -14,6 +14,7 @@ from billing.columns import metadata
 from billing.database import Database, migrate
 from billing.errors import DatabaseNotMigrated, DatabaseUnreachable, DatabaseUrlError, SchemaDamaged
 from billing.tables import IMMUTABLE
+from tests.billing.books import no_clock
 
 
 def run(url: str, *statements: str) -> None:
@@ -41,7 +42,7 @@ def check_names(conn: Connection) -> dict[str, dict[str | None, str]]:
 
 def test_a_ledger_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite3"
-    database = Database(f"sqlite:///{path}")
+    database = Database(f"sqlite:///{path}", now_ms=no_clock)
     with pytest.raises(DatabaseNotMigrated):
         database.require_migrated()  # opens it, and so makes it
 
@@ -54,7 +55,7 @@ def test_a_ledger_file_is_for_its_owner_alone(tmp_path: Path) -> None:
 def test_another_process_that_comes_and_goes_leaves_the_log_in_place(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite3"
     migrate(f"sqlite:///{path}")
-    database = Database(f"sqlite:///{path}")
+    database = Database(f"sqlite:///{path}", now_ms=no_clock)
     database.write_now(lambda conn: conn.exec_driver_sql("CREATE TABLE ours (x)"))
     database.require_migrated()
 
@@ -86,7 +87,7 @@ def test_migrating_again_changes_nothing(empty_url: str) -> None:
     migrate(empty_url)
     migrate(empty_url)
 
-    database = Database(empty_url)
+    database = Database(empty_url, now_ms=no_clock)
     database.require_migrated()
     database.close()
 
@@ -101,13 +102,13 @@ def test_several_processes_may_migrate_at_once(empty_url: str) -> None:
     outcomes = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
 
     assert outcomes == [(b"", 0)] * 3
-    database = Database(empty_url)
+    database = Database(empty_url, now_ms=no_clock)
     database.require_migrated()
     database.close()
 
 
 def test_a_database_that_is_not_migrated_is_refused(empty_url: str) -> None:
-    database = Database(empty_url)
+    database = Database(empty_url, now_ms=no_clock)
 
     with pytest.raises(DatabaseNotMigrated, match="kvmeter migrate"):
         database.require_migrated()
@@ -116,9 +117,9 @@ def test_a_database_that_is_not_migrated_is_refused(empty_url: str) -> None:
 
 def test_a_database_of_another_version_is_refused(database_url: str) -> None:
     run(database_url, "UPDATE alembic_version SET version_num = '0000'")
-    database = Database(database_url)
+    database = Database(database_url, now_ms=no_clock)
 
-    with pytest.raises(DatabaseNotMigrated, match="found 0000, expected 0002"):
+    with pytest.raises(DatabaseNotMigrated, match="found 0000, expected 0004"):
         database.require_migrated()
     database.close()
 
@@ -128,12 +129,12 @@ def test_a_dropped_trigger_is_noticed(database_url: str, table: str) -> None:
     sqlite = database_url.startswith("sqlite")
     trigger = f"{table}_no_delete" if sqlite else f"{table}_immutable"
     run(database_url, f"DROP TRIGGER {trigger}" + ("" if sqlite else f" ON {table}"))
-    database = Database(database_url)
+    database = Database(database_url, now_ms=no_clock)
 
     with pytest.raises(SchemaDamaged) as damage:
         database.require_migrated()
 
-    assert damage.value.missing == (trigger,)
+    assert damage.value.damaged == (trigger,)
     database.close()
 
 
@@ -143,12 +144,58 @@ def test_a_disabled_trigger_and_a_dropped_check_are_noticed(postgres_url: str) -
         "ALTER TABLE transfers DISABLE TRIGGER transfers_immutable",
         "ALTER TABLE transfers DROP CONSTRAINT ck_transfers_amount",
     )
-    database = Database(postgres_url)
+    database = Database(postgres_url, now_ms=no_clock)
 
     with pytest.raises(SchemaDamaged) as damage:
         database.require_migrated()
 
-    assert damage.value.missing == ("ck_transfers_amount", "transfers_immutable")
+    assert damage.value.damaged == ("ck_transfers_amount", "transfers_immutable")
+    database.close()
+
+
+@pytest.mark.parametrize("table", [table.name for table in IMMUTABLE])
+def test_a_trigger_that_does_nothing_is_noticed(database_url: str, table: str) -> None:
+    if database_url.startswith("sqlite"):
+        trigger = f"{table}_no_update"
+        emptied = f"CREATE TRIGGER {trigger} BEFORE UPDATE ON {table} BEGIN SELECT 1; END"
+        run(database_url, f"DROP TRIGGER {trigger}", emptied)
+    else:
+        trigger = f"{table}_immutable"
+        run(
+            database_url,
+            "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RETURN NULL; END $$",
+            f"DROP TRIGGER {trigger} ON {table}",
+            f"CREATE TRIGGER {trigger} BEFORE UPDATE OR DELETE OR TRUNCATE ON {table}"
+            " FOR EACH STATEMENT EXECUTE FUNCTION nothing()",
+        )
+    database = Database(database_url, now_ms=no_clock)
+
+    with pytest.raises(SchemaDamaged) as damage:
+        database.require_migrated()
+
+    assert damage.value.damaged == (trigger,)
+    database.close()
+
+
+def test_a_trigger_that_fires_on_less_and_a_check_of_new_rows_only_are_noticed(
+    postgres_url: str,
+) -> None:
+    run(
+        postgres_url,
+        "DROP TRIGGER transfers_immutable ON transfers",
+        "CREATE TRIGGER transfers_immutable BEFORE TRUNCATE ON transfers"
+        " FOR EACH STATEMENT EXECUTE FUNCTION kvmeter_refuse_change()",
+        "ALTER TABLE transfers DROP CONSTRAINT ck_transfers_two_ends",
+        "ALTER TABLE transfers ADD CONSTRAINT ck_transfers_two_ends"
+        " CHECK (debit_account_id <> credit_account_id) NOT VALID",
+    )
+    database = Database(postgres_url, now_ms=no_clock)
+
+    with pytest.raises(SchemaDamaged) as damage:
+        database.require_migrated()
+
+    assert damage.value.damaged == ("ck_transfers_two_ends", "transfers_immutable")
     database.close()
 
 
@@ -159,7 +206,7 @@ def test_a_table_rebuilt_without_its_index_is_noticed(database_url: str) -> None
         "CREATE TABLE outbox (id TEXT PRIMARY KEY)",
         "DROP TABLE outbox_old",
     )
-    database = Database(database_url)
+    database = Database(database_url, now_ms=no_clock)
 
     with pytest.raises(SchemaDamaged, match="ix_outbox_created_at_ms"):
         database.require_migrated()
@@ -177,7 +224,7 @@ def test_a_table_rebuilt_without_its_index_is_noticed(database_url: str) -> None
 )
 def test_a_url_that_cannot_be_used_is_refused(url: str, problem: str) -> None:
     with pytest.raises(DatabaseUrlError, match=problem):
-        Database(url)
+        Database(url, now_ms=no_clock)
 
 
 def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
@@ -193,7 +240,7 @@ def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
         assert "secret" not in str(refusal.value)
         assert "\n" not in str(refusal.value)
 
-        database = Database(url)
+        database = Database(url, now_ms=no_clock)
         with pytest.raises(DatabaseUnreachable):
             database.require_migrated()
         database.close()

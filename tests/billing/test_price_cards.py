@@ -77,6 +77,9 @@ def test_a_card_is_read_exactly(tmp_path: Path) -> None:
         ("version = 1", "version = 0", "whole number from 1"),
         ('model = "tiny"', 'model = "tiny"\ncolour = 1', "unknown field: colour"),
         ("[[card]]", "[[card", "cards.toml"),  # B56: a broken file
+        ("version = 1", "version = 1\nfree = true", "tiny@1 is free and has a price"),
+        ("version = 1", "version = 1\nfree = 1", "free must be true or false"),
+        ('"0.04"\noutput = 5', '"0"\noutput = 0', "tiny@1 prices every meter at zero"),
     ],
 )
 def test_a_card_that_is_not_whole_is_refused(
@@ -84,6 +87,20 @@ def test_a_card_that_is_not_whole_is_refused(
 ) -> None:
     with pytest.raises(PriceCardFileError, match=problem):
         load(tmp_path, CARD.replace(old, new))
+
+
+def test_a_list_without_a_card_is_refused(tmp_path: Path) -> None:
+    for text in ("card = []", ""):
+        with pytest.raises(PriceCardFileError, match=r"has no card|missing card"):
+            load(tmp_path, text)
+
+
+def test_a_card_may_be_free_if_it_says_so(tmp_path: Path) -> None:
+    free = CARD.replace('"0.04"\noutput = 5', '"0"\noutput = 0')
+
+    (card,) = load(tmp_path, free.replace("version = 1", "version = 1\nfree = true"))
+
+    assert set(card.rates.values()) == {0}
 
 
 def test_a_missing_file_and_a_repeated_version_are_refused(tmp_path: Path) -> None:
@@ -115,16 +132,16 @@ def test_b57_a_new_version_counts_from_its_date_and_leaves_the_past_alone(
     assert [version_at(at) for at in (start_ms, later_ms - 1, later_ms)] == [1, 1, 2]
 
 
-def test_a_card_published_late_counts_from_its_publication(
+def test_a_published_card_is_in_force_whatever_clock_it_was_published_by(
     database: Database, tmp_path: Path
 ) -> None:
     (card,) = load(tmp_path, CARD)
-    published_ms = card.effective_from_ms + 1_000
-    database.write_now(lambda conn: publish(conn, [card], published_ms))
+    start_ms = card.effective_from_ms
+    database.write_now(lambda conn: publish(conn, [card], start_ms + 3_600_000))
 
-    assert database.read_now(lambda conn: card_in_force(conn, "tiny", published_ms)) == card
+    assert database.read_now(lambda conn: card_in_force(conn, "tiny", start_ms)) == card
     with pytest.raises(UnknownPrice):
-        database.read_now(lambda conn: card_in_force(conn, "tiny", published_ms - 1))
+        database.read_now(lambda conn: card_in_force(conn, "tiny", start_ms - 1))
 
 
 def test_publishing_again_changes_nothing_and_an_edited_card_is_refused(

@@ -10,7 +10,7 @@ from billing.holds import Hold
 from billing.meters import Meter
 from billing.reports import MS_PER_DAY, usage
 from billing.settlement import release, settle
-from tests.billing.books import Books, engine_facts, make_books
+from tests.billing.books import OWNER, Books, engine_facts, make_books
 
 DAY_MS = 20_600 * MS_PER_DAY  # 2026-05-27
 
@@ -24,6 +24,7 @@ def end(books: Books, hold: Hold, ended_at_ms: int, output_tokens: int = 5) -> N
     books.database.write_now(
         lambda conn: settle(
             conn,
+            owner_boot_id=OWNER,
             request_id=hold.request_id,
             facts=engine_facts(hold, output_tokens=output_tokens),
             ended_at_ms=ended_at_ms,
@@ -61,7 +62,7 @@ def test_money_in_a_report_is_text(books: Books) -> None:
 
 def test_every_request_is_in_exactly_one_day(books: Books) -> None:
     for ended_at_ms in (DAY_MS - 1, DAY_MS, DAY_MS + MS_PER_DAY - 1, DAY_MS + MS_PER_DAY):
-        end(books, books.open(), ended_at_ms)
+        end(books, books.open(started_at_ms=0), ended_at_ms)
 
     days = books.database.read_now(lambda conn: usage(conn, group_by=["day"]))
 
@@ -101,7 +102,11 @@ def test_a_request_that_cost_nothing_is_counted(books: Books) -> None:
     hold = books.open()
     books.database.write_now(
         lambda conn: release(
-            conn, request_id=hold.request_id, reason="overloaded", ended_at_ms=DAY_MS
+            conn,
+            owner_boot_id=OWNER,
+            request_id=hold.request_id,
+            reason="overloaded",
+            ended_at_ms=DAY_MS,
         )
     )
 

@@ -8,7 +8,7 @@ from billing.meters import Meter, Quantities, WritePoint
 from billing.rating import PricedLine
 from billing.records import request_record
 from billing.settlement import release
-from tests.billing.books import NOW_MS, Books, engine_facts, make_books
+from tests.billing.books import NOW_MS, OWNER, Books, engine_facts, make_books
 
 WRITES = (WritePoint(4, "1h", "key-4"), WritePoint(8, "5m", "key-8"))
 
@@ -61,7 +61,11 @@ def test_a_released_request_says_why(books: Books) -> None:
 
     books.database.write_now(
         lambda conn: release(
-            conn, request_id=hold.request_id, reason="overloaded", ended_at_ms=NOW_MS + 9
+            conn,
+            owner_boot_id=OWNER,
+            request_id=hold.request_id,
+            reason="overloaded",
+            ended_at_ms=NOW_MS + 9,
         )
     )
     record = books.database.read_now(lambda conn: request_record(conn, hold.request_id))

@@ -6,12 +6,13 @@ import pytest
 
 from billing import accounts
 from billing.database import Database
-from billing.errors import HoldNotFound, InconsistentFacts
+from billing.entries import activate, find_live
+from billing.errors import HoldNotFound, HoldNotOwned, InconsistentFacts
 from billing.facts import GrantFact
 from billing.ledger import balance, top_up
 from billing.meters import Meter, Quantities, WritePoint
-from billing.settlement import charge_due, release, settle
-from tests.billing.books import NOW_MS, Books, engine_facts, make_books
+from billing.settlement import CutBy, charge_due, release
+from tests.billing.books import NOW_MS, OWNER, Books, engine_facts, make_books
 
 WRITE = WritePoint(8, "5m", "key-8")
 
@@ -94,7 +95,13 @@ def test_settling_after_a_release_answers_the_release(books: Books) -> None:
 
     def let_go(request_id: str) -> object:
         return books.database.write_now(
-            lambda conn: release(conn, request_id=request_id, reason="rejected", ended_at_ms=NOW_MS)
+            lambda conn: release(
+                conn,
+                owner_boot_id=OWNER,
+                request_id=request_id,
+                reason="rejected",
+                ended_at_ms=NOW_MS,
+            )
         )
 
     first = let_go(hold.request_id)
@@ -110,7 +117,9 @@ def test_releasing_after_a_settlement_answers_the_settlement(books: Books) -> No
     first = books.settle(hold)
 
     second = books.database.write_now(
-        lambda conn: release(conn, request_id=hold.request_id, reason="late", ended_at_ms=NOW_MS)
+        lambda conn: release(
+            conn, owner_boot_id=OWNER, request_id=hold.request_id, reason="late", ended_at_ms=NOW_MS
+        )
     )
 
     assert second == first
@@ -203,8 +212,6 @@ REFRESHED = (GrantFact(8, True, "refreshed", committed=True),)
         ({}, PAID),
         ({"finish_reason": "max_tokens"}, PAID),
         ({"finish_reason": "finished"}, PAID),
-        ({"finish_reason": "aborted"}, PAID),
-        ({"finish_reason": "aborted", "output_tokens": 0}, replace(PAID, output=0)),
         ({"finish_reason": "error"}, None),
         ({"finish_reason": "error", "output_tokens": 0}, None),
         ({"finish_reason": "engine_lost"}, None),
@@ -221,27 +228,64 @@ def test_who_is_charged_what(changes: dict[str, object], expected: Quantities | 
     assert (due.quantities if due else None) == expected
 
 
-@pytest.mark.parametrize("reason", ["error", "engine_lost"])
-def test_a_failed_stream_pays_for_what_it_was_sent_and_a_failed_message_pays_nothing(
-    reason: str,
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "cut_by", "output_tokens", "pays"),
+    [
+        ("aborted", "client", 5, True),
+        ("aborted", "client", 0, False),
+        ("max_tokens", "client", 5, True),  # the output had ended before the client left
+        ("aborted", "us", 5, False),
+        ("aborted", None, 5, False),  # the engine aborted it, its client did not
+        ("max_tokens", "us", 5, False),
+        ("error", None, 5, False),
+        ("error", "client", 5, False),
+        ("engine_lost", None, 5, False),
+        ("engine_lost", "client", 5, False),
+        ("stop_token", None, 0, True),
+    ],
+)
+def test_we_cut_it_is_free_you_cut_you_pay_from_the_first_token_on(
+    reason: str, cut_by: CutBy | None, output_tokens: int, pays: bool, stream: bool
 ) -> None:
-    facts = engine_facts(HOLD, finish_reason=reason)
+    facts = engine_facts(HOLD, finish_reason=reason, output_tokens=output_tokens)
 
-    due = charge_due(replace(HOLD, stream=True), facts)
+    due = charge_due(replace(HOLD, stream=stream), facts, cut_by=cut_by)
 
-    assert due is not None
-    assert due.quantities == PAID
-    assert charge_due(HOLD, facts) is None
+    assert (due and due.quantities) == (replace(PAID, output=output_tokens) if pays else None)
 
 
-def test_what_was_never_answered_is_paid_for_only_as_far_as_it_was_streamed() -> None:
-    facts = engine_facts(HOLD, finish_reason="aborted")
+def test_what_we_cut_leaves_no_entry_and_its_record_says_what_was_done(books: Books) -> None:
+    hold = books.open(writes=(WRITE,))
+    books.database.write_now(
+        lambda conn: activate(conn, request_id=hold.request_id, num_tokens=WRITE.num_tokens)
+    )
 
-    due = charge_due(replace(HOLD, stream=True), facts, answered=False)
+    record = books.settle(hold, finish_reason="aborted", cut_by="us").record
 
-    assert due is not None
-    assert due.quantities == PAID
-    assert charge_due(HOLD, facts, answered=False) is None
+    live = books.database.read_now(lambda conn: find_live(conn, ["key-8"], now_ms=NOW_MS))
+    assert (record.status, record.charged_nanos, record.writes, live) == ("failed", 0, (), {})
+    assert record.engine is not None
+    assert record.engine.output_tokens == 5
+    books.assert_sound()
+
+
+def test_an_abort_before_the_first_token_costs_nothing_and_leaves_no_entry(books: Books) -> None:
+    hold = books.open(writes=(WRITE,))
+
+    record = books.settle(hold, finish_reason="aborted", cut_by="client", output_tokens=0).record
+
+    assert (record.status, record.charged_nanos, record.writes) == ("aborted", 0, ())
+    books.assert_sound()
+
+
+def test_a_hold_is_closed_by_its_owner_alone(books: Books) -> None:
+    hold = books.open()
+
+    with pytest.raises(HoldNotOwned, match="boot_1"):
+        books.settle(replace(hold, owner_boot_id="boot_2"))
+
+    assert books.settle(hold).record.status == "completed"
 
 
 def test_a_failed_request_keeps_its_engine_record_and_costs_nothing(books: Books) -> None:
@@ -255,47 +299,10 @@ def test_a_failed_request_keeps_its_engine_record_and_costs_nothing(books: Books
 
 
 def test_a_request_that_its_client_aborted_says_so_and_pays_for_its_output(books: Books) -> None:
-    record = books.settle(books.open(stream=True), finish_reason="aborted", output_tokens=2).record
+    hold = books.open(stream=True)
+
+    record = books.settle(hold, finish_reason="aborted", cut_by="client", output_tokens=2).record
 
     assert (record.status, record.quantities) == ("aborted", Quantities(input=10, output=2))
     assert record.charged_nanos == 60_000
     books.assert_sound()
-
-
-def test_a_message_that_could_not_be_sent_is_recorded_as_failed_and_free(books: Books) -> None:
-    hold = books.open(amount_nanos=7)
-    record = books.database.write_now(
-        lambda conn: settle(
-            conn,
-            request_id=hold.request_id,
-            facts=engine_facts(hold),
-            ended_at_ms=NOW_MS,
-            stop_reason=None,
-            answered=False,
-        )
-    ).record
-
-    assert (record.status, record.charged_nanos, record.postings) == ("failed", 0, ())
-    books.assert_sound()
-
-
-def test_a_recovered_request_is_booked_later_than_it_happened(books: Books) -> None:
-    hold = books.open(stream=True)
-    books.database.write_now(
-        lambda conn: settle(
-            conn,
-            request_id=hold.request_id,
-            facts=engine_facts(hold, finish_reason="engine_lost"),
-            ended_at_ms=NOW_MS + 5,
-            stop_reason=None,
-            error_type="engine_lost",
-            booked_at_ms=NOW_MS + 90_000,
-        )
-    )
-
-    times = books.database.read_now(
-        lambda conn: conn.exec_driver_sql(
-            "SELECT DISTINCT effective_at_ms, booked_at_ms FROM transfers"
-        ).all()
-    )
-    assert [tuple(row) for row in times] == [(NOW_MS + 5, NOW_MS + 90_000)]

@@ -5,8 +5,8 @@ from sqlalchemy import func, select
 
 from billing import accounts
 from billing.database import Database
-from billing.errors import TransferConflict, UnknownOrganization
-from billing.ledger import Balance, balance, top_up
+from billing.errors import NotPrepaid, TransferConflict, UnknownOrganization
+from billing.ledger import Balance, TopUp, balance, top_up
 from billing.tables import transfers
 from tests.billing.books import NOW_MS, Books, make_books
 
@@ -16,9 +16,7 @@ def books(database: Database) -> Books:
     return make_books(database, "prepaid")
 
 
-def add(
-    books: Books, amount_nanos: int, transfer_id: str, organization_id: str = "org_a"
-) -> Balance:
+def add(books: Books, amount_nanos: int, transfer_id: str, organization_id: str = "org_a") -> TopUp:
     return books.database.write_now(
         lambda conn: top_up(
             conn,
@@ -40,8 +38,9 @@ def test_a_repeated_top_up_returns_the_balance_and_moves_nothing(books: Books) -
 
     second = add(books, 5_000, "txn_1")
 
-    assert first == second
-    assert second.credit_nanos == 5_000
+    assert (first.repeated, second.repeated) == (False, True)
+    assert first.balance == second.balance
+    assert second.balance.credit_nanos == 5_000
     assert num_transfers(books) == 1
     books.assert_sound()
 
@@ -76,6 +75,15 @@ def test_the_transfer_id_of_a_settlement_is_no_top_up(books: Books) -> None:
 def test_an_unknown_organization_is_not_topped_up(books: Books) -> None:
     with pytest.raises(UnknownOrganization, match="org_nobody"):
         add(books, 5_000, "txn_1", organization_id="org_nobody")
+
+    assert num_transfers(books) == 0
+
+
+def test_a_postpaid_organization_has_no_balance_to_top_up(books: Books) -> None:
+    make_books(books.database, "postpaid", name="org_b")
+
+    with pytest.raises(NotPrepaid, match="org_b"):
+        add(books, 5_000, "txn_1", organization_id="org_b")
 
     assert num_transfers(books) == 0
 

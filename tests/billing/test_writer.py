@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -14,9 +16,11 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from billing import database as databases
 from billing.database import Database
-from billing.errors import WriterUnavailable
+from billing.errors import WriteGivenUp, WriterUnavailable
+from billing.holds import find_hold, open_hold
 from billing.tables import outbox
 from billing.writer import BACKLOG_MAX, BATCH_MAX, Writer, is_conflict
+from tests.billing.books import TTL_MS, make_books, no_clock
 
 
 def enqueue(name: str) -> Callable[[Connection], str]:
@@ -216,6 +220,148 @@ def test_cancelling_a_task_whose_operation_runs_does_not_stop_it(database: Datab
     assert database.read_now(count_rows) == 2
 
 
+@contextmanager
+def locked(url: str) -> Iterator[None]:
+    """Hold the database's write lock, as another process's transaction does."""
+    other = databases.writing_engine(databases.database_url(url))
+    with other.begin():
+        yield
+    other.dispose()
+
+
+def test_a_write_given_up_under_a_lock_never_happens(database: Database, database_url: str) -> None:
+    async def give_up() -> None:
+        with pytest.raises(WriteGivenUp):
+            await database.write(enqueue("given up"), begin_within=timedelta(milliseconds=50))
+
+    with locked(database_url):
+        asyncio.run(give_up())
+    database.write_now(enqueue("after"))
+
+    assert database.read_now(ids) == ["after"]
+
+
+def test_a_hold_given_up_under_a_lock_reserves_nothing(
+    database: Database, database_url: str
+) -> None:
+    books = make_books(database, "prepaid")
+    hold = books.hold(amount_nanos=0)
+
+    async def give_up() -> None:
+        with pytest.raises(WriteGivenUp):
+            await database.write(
+                lambda conn: open_hold(conn, hold, ttl_ms=TTL_MS),
+                begin_within=timedelta(milliseconds=50),
+            )
+
+    with locked(database_url):
+        asyncio.run(give_up())
+    database.write_now(enqueue("after"))
+
+    assert database.read_now(lambda conn: find_hold(conn, hold.request_id)) is None
+
+
+def test_a_task_cancelled_under_a_lock_writes_nothing(
+    database: Database, database_url: str
+) -> None:
+    async def cancel() -> None:
+        task = asyncio.create_task(database.write(enqueue("cancelled")))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with locked(database_url):
+        asyncio.run(cancel())
+    database.write_now(enqueue("after"))
+
+    assert database.read_now(ids) == ["after"]
+
+
+def test_a_write_that_has_begun_is_waited_for(database: Database, writer: Writer) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(conn: Connection) -> str:
+        started.set()
+        assert go_on.wait(10)
+        return enqueue("a")(conn)
+
+    future = writer.submit(slow)
+    assert started.wait(10)
+    assert not future.cancel()
+    go_on.set()
+
+    assert future.result(10) == "a"
+    assert database.read_now(ids) == ["a"]
+
+
+def test_a_write_undone_by_a_conflict_does_not_begin_again_once_given_up(
+    database: Database, writer: Writer
+) -> None:
+    attempts: list[str] = []
+    futures: list[Future[str]] = []
+
+    def is_given_up_then_conflicts(conn: Connection) -> str:
+        attempts.append("run")
+        enqueue("undone")(conn)
+        assert not futures[0].cancel()
+        raise transient("40001")
+
+    blocked = Blocked(writer)
+    futures.append(writer.submit(is_given_up_then_conflicts))
+    kept = writer.submit(enqueue("kept"))
+    blocked.release()
+
+    with pytest.raises(WriteGivenUp):
+        futures[0].result(10)
+    assert kept.result(10) == "kept"
+    assert attempts == ["run"]
+    assert database.read_now(ids) == ["kept"]
+
+
+def test_a_lock_that_stays_is_waited_for_a_bounded_time(postgres_url: str) -> None:
+    engine = databases.writing_engine(databases.database_url(postgres_url))
+    with engine.begin() as conn:
+        limits = {name: conn.scalar(text(f"SHOW {name}")) for name in databases.WRITER_TIMEOUTS}
+    with engine.connect() as conn:
+        conn.execute(text("SELECT 1"))
+        parameters = conn.connection.driver_connection.info.get_parameters()
+    engine.dispose()
+
+    assert limits == {
+        "lock_timeout": "10s",
+        "statement_timeout": "15s",
+        "idle_in_transaction_session_timeout": "10s",
+    }
+    assert {
+        name: parameters.get(name) for name in databases.CONNECTION_TIMEOUTS if name != "keepalives"
+    } == {
+        "connect_timeout": "5",
+        "tcp_user_timeout": "10000",
+        "keepalives_idle": "5",
+        "keepalives_interval": "2",
+        "keepalives_count": "3",
+    }
+
+
+def test_a_lock_wait_that_timed_out_is_a_conflict_and_tried_again(
+    database: Database, writer: Writer
+) -> None:
+    attempts: list[int] = []
+
+    def finds_a_lock_once(conn: Connection) -> str:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise transient("55P03")
+        return enqueue("a")(conn)
+
+    assert writer.submit(finds_a_lock_once).result(10) == "a"
+
+
+def ids(conn: Connection) -> list[str]:
+    return list(conn.scalars(select(outbox.c.id).order_by(outbox.c.id)))
+
+
 def test_closing_writes_what_was_submitted_and_refuses_more(
     database: Database, writer: Writer
 ) -> None:
@@ -287,7 +433,7 @@ def test_a_full_backlog_refuses_and_what_was_queued_is_written(
 
 
 def test_a_connection_lost_before_the_commit_is_made_again(postgres_url: str) -> None:
-    database = Database(postgres_url)
+    database = Database(postgres_url, now_ms=no_clock)
     attempts: list[int] = []
 
     def hangs_up_once(conn: Connection) -> None:

@@ -90,6 +90,7 @@ def small_config(**changes: Any) -> EngineConfig:
 def engine_info(config: EngineConfig, **changes: Any) -> EngineInfo:
     """What an engine with this config says it is; every call is another boot."""
     facts: dict[str, Any] = {
+        "engine_id": "engine_test",
         "engine_boot_id": f"eng_{uuid4().hex}",
         "model_id": "tiny",
         "weights_digest": "0" * 64,

@@ -299,6 +299,8 @@ def random_config(chance: random.Random) -> EngineConfig:
         max_queue_wait_ms=chance.choice([300, 60_000, 60_000]),
         enable_prefix_caching=chance.random() < 0.95,
         enable_chunked_prefill=chance.random() < 0.85,
+        step_target_ms=chance.choice([None, 6]),
+        max_bypass_ms=chance.choice([10, 5_000]),
         min_shared_tokens=chance.choice([block_size, 2 * block_size, 256]),
         max_defer_ms=chance.choice([15, 30_000]),
         scheduling=chance.choice(["continuous"] * 7 + ["static"]),
@@ -337,7 +339,7 @@ def random_requests(
             ask(
                 f"req_{number}",
                 chance.choice(documents)[:num_shared] + suffix,
-                namespace=chance.choice([b"tenant-a", b"tenant-b"]),
+                namespace=chance.choice([b"tenant-a", b"tenant-a", b"tenant-b"]),
                 max_tokens=chance.choice([0, 1, 8, 30, 400, 400]),
                 read_tokens=max((b.num_tokens for b in breakpoints if not b.write), default=0),
                 stop_token_ids=(chance.randrange(200),),

@@ -36,6 +36,7 @@ class ScriptedRunner:
     ) -> None:
         self.script = script
         self.pace_seconds = pace_seconds
+        self.prefill_seconds = 0.0  # of a step that samples nothing
         self.first_seconds = first_seconds
         self.fail_after = fail_after
         self.gate = threading.Event()
@@ -62,8 +63,7 @@ class ScriptedRunner:
                 self.at_gate.set()
                 self.gate.wait()
             self._pause.wait(self.first_seconds)
-        if sampled:
-            self._pause.wait(self.pace_seconds)
+        self._pause.wait(self.pace_seconds if sampled else self.prefill_seconds)
         if any(row.output_index == self.fail_after for row in sampled):
             raise RuntimeError("the script says: fail")
         return [self._token(row) for row in sampled]

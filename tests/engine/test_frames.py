@@ -202,6 +202,7 @@ REPORT = LeaseReport(
     contended_block_ms=11,
 )
 INFO = EngineInfo(
+    engine_id="engine_1",
     engine_boot_id="eng_1",
     model_id="m",
     weights_digest="d",
@@ -287,6 +288,7 @@ ENGINE_FRAMES = [
             "t": "hello",
             "version": 1,
             "info": {
+                "engine_id": "engine_1",
                 "engine_boot_id": "eng_1",
                 "model_id": "m",
                 "weights_digest": "d",

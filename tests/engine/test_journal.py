@@ -1,4 +1,5 @@
 import os
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -195,6 +196,31 @@ def test_starts_that_serve_nothing_leave_no_files_behind(folder):
         Journal(folder).close()
 
     assert len(list(folder.iterdir())) == 4  # the lock, one segment of each kind
+
+
+def test_a_folder_is_one_engine_for_ever_and_another_folder_another(folder, tmp_path):
+    ids = set()
+    for _ in range(3):
+        with closing(Journal(folder)) as journal:
+            ids.add(journal.engine_id)
+
+    assert len(ids) == 1
+    with closing(Journal(tmp_path / "other")) as other:
+        assert other.engine_id not in ids
+
+
+@pytest.mark.parametrize("content", [b"", b"engine_", b"engine_" + 33 * b"0", b"\xff" * 39])
+def test_a_damaged_engine_id_is_replaced(folder, content: bytes):
+    Journal(folder).close()
+    (folder / "lock").write_bytes(content)
+
+    with closing(Journal(folder)) as journal:
+        made = journal.engine_id
+
+    assert made.startswith("engine_")
+    assert len(made) == 39
+    with closing(Journal(folder)) as again:
+        assert again.engine_id == made
 
 
 def test_a_sync_that_fails_stops_the_next_write(folder):

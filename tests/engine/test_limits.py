@@ -23,6 +23,8 @@ CONFIG = small_config()
         ({"breakpoints": (Breakpoint(11, 1, True),)}, "outside the prompt: 11"),
         ({"breakpoints": (Breakpoint(5, 1, True), Breakpoint(5, 1, True))}, "out of order"),
         ({"breakpoints": (Breakpoint(5, -1, True),)}, "negative ttl: -1"),
+        ({"breakpoints": (Breakpoint(5, 604_800_001, True),)}, "ttl over 604800000 ms: 604800001"),
+        ({"breakpoints": (Breakpoint(5, 1, True),) * 257}, "More than 256 breakpoints: 257"),
         ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
         ({"sampling": Sampling(temperature=-0.1)}, "temperature"),
         ({"sampling": Sampling(top_p=-0.1)}, "top_p"),

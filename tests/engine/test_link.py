@@ -3,6 +3,7 @@ import gc
 import socket
 import time
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +22,7 @@ from engine.client import (
 from engine.link.address import AddressError, listen
 from engine.link.client_socket import MAX_UNSENT_BYTES, ClientSocket
 from engine.link.frames import (
+    MAX_FRAME_BYTES,
     Abort,
     EngineMessage,
     Fault,
@@ -32,6 +34,8 @@ from engine.link.frames import (
     Submit,
     encode_client,
 )
+from engine.link.server import HELLO_MS, MAX_LINKS
+from engine.protocol import EngineRecord, Grant
 from tests.engine.harness import Clock, generate_request, running_engine, small_config
 from tests.engine.scripted_runner import ScriptedRunner
 from tests.engine.test_frames import values
@@ -350,7 +354,7 @@ def messages_until_the_end(link):
         (b"\0\0\0\1\x90", "Expected one of"),
         (encode_client(Hello()), "one hello"),
         (encode_client(Finish("req_1", -1)), "negative"),
-        (encode_client(Lookup(1, ("req",) * 5_000)), "at most 4096"),
+        (encode_client(Lookup(1, ("req",) * 5_000)), "at most 128"),
         (encode_client(Submit(generate_request("x" * 257))), "at most 256"),
     ],
 )
@@ -416,6 +420,78 @@ def test_a_link_that_asks_and_does_not_read_is_dropped_early(engine):
         messages_until_the_end(link)
 
     assert asked < 100_000
+
+
+def test_a_link_that_says_nothing_leaves_its_place_to_others(engine, clock):
+    silent = [raw_link(engine, hello=b"") for _ in range(MAX_LINKS)]
+    with raw_link(engine) as refused, suppress(ConnectionResetError):  # its hello is not read
+        messages_until_the_end(refused)
+
+    clock.advance(HELLO_MS)
+
+    for link in silent:
+        (fault,) = messages_until_the_end(link)
+        assert fault == Fault("No hello in 10 seconds.")
+        link.close()
+    with raw_link(engine) as link:
+        link.shutdown(socket.SHUT_WR)
+        assert messages_until_the_end(link) == [Hello(info=engine.info)]
+
+
+async def test_a_lease_for_longer_than_a_week_is_refused(engine):
+    async with connected(engine) as client:
+        month_ms = 30 * 24 * 3_600_000
+        asked = generate_request("req_1", breakpoints=(Breakpoint(20, month_ms, write=True),))
+        (rejected,) = await events_of(client.generate(asked))
+
+        assert rejected.code == "invalid_request"
+        assert await client.lookup(["req_1"]) == {}
+
+
+async def test_a_clock_that_jumps_far_back_does_not_end_an_idle_engine(engine, clock):
+    async with connected(engine) as client:
+        asked = generate_request("req_1", breakpoints=(Breakpoint(20, 604_800_000, write=True),))
+        await events_of(client.generate(asked))
+        clock.advance(-40 * 24 * 3_600_000)
+
+        assert (await client.stats())["leases_live"] == 1
+
+
+def test_a_message_longer_than_a_frame_ends_its_link_and_nothing_else():
+    ours, theirs = socket.socketpair()
+    link = ClientSocket(ours)
+
+    link.send(Fault("x" * MAX_FRAME_BYTES))
+
+    assert link.ended
+    (fault,) = FrameReader(EngineMessage).feed(theirs.recv(1 << 16))
+    assert "Frame too long" in fault.message
+    link.close()
+    theirs.close()
+
+
+async def test_a_lookup_of_any_length_finds_every_record(engine):
+    grants = tuple(Grant(n, True, "granted", None, True, "x" * 40) for n in range(1, 257))
+    ids = [f"req_{number}" for number in range(800)]
+    record = EngineRecord("", "eng", 256, 0, 0, 0, 0, 256, grants, 0, 0, "max_tokens")
+    for request_id in ids:
+        engine.journal.finished(replace(record, request_id=request_id))
+
+    async with connected(engine) as client:
+        assert list(await client.lookup(ids)) == ids
+
+
+async def test_a_damaged_record_is_left_out_and_counted(engine, tmp_path):
+    async with connected(engine) as client:
+        for number in range(2):
+            await events_of(client.generate(generate_request(f"req_{number}")))
+        (log,) = (tmp_path / "journal").glob("closed-*.log")
+        data = bytearray(log.read_bytes())
+        data[30] ^= 1
+        log.write_bytes(bytes(data))
+
+        assert list(await client.lookup(["req_0", "req_1"])) == ["req_1"]
+        assert (await client.stats())["journal_lines_unreadable_total"] == 1
 
 
 async def test_a_cut_frame_ends_with_its_link(engine):

@@ -11,6 +11,7 @@ from engine.compute.memory import (
     memory_bytes,
     pin_cap_blocks,
     pin_warning,
+    quota_blocks,
 )
 from engine.config import EngineConfig
 from engine.errors import KVCacheTooSmall
@@ -40,7 +41,7 @@ def test_pins_leave_a_quarter_and_at_least_one_context(
     assert pin_cap_blocks(num_blocks, context_blocks) == cap
 
 
-def test_the_quota_is_the_cap_unless_the_operator_says_otherwise() -> None:
+def test_the_quota_is_a_quarter_of_the_cap_unless_the_operator_says_otherwise() -> None:
     sizes = {
         "bytes_per_block": 1000,
         "max_model_len": 160,
@@ -55,7 +56,7 @@ def test_the_quota_is_the_cap_unless_the_operator_says_otherwise() -> None:
     assert (config.num_blocks, config.pin_cap_blocks, config.namespace_quota_blocks) == (
         100,
         75,
-        75,
+        18,
     )
     assert config.max_request_tokens == 160
     assert (limited.pin_cap_blocks, limited.namespace_quota_blocks) == (75, 5)
@@ -63,8 +64,17 @@ def test_the_quota_is_the_cap_unless_the_operator_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cap_blocks", "context_blocks", "quota"), [(400, 20, 100), (400, 150, 150), (60, 100, 60)]
+)
+def test_a_quota_is_enough_for_one_whole_context(
+    cap_blocks: int, context_blocks: int, quota: int
+) -> None:
+    assert quota_blocks(cap_blocks, context_blocks) == quota
+
+
+@pytest.mark.parametrize(
     ("cap_bytes", "quota_bytes", "cap", "quota"),
-    [(30_999, None, 30, 30), (99_000, None, 90, 90), (50_000, 20_500, 50, 20), (0, 9_000, 0, 0)],
+    [(30_999, None, 30, 10), (99_000, None, 90, 22), (50_000, 20_500, 50, 20), (0, 9_000, 0, 0)],
 )
 def test_cap_and_quota_are_given_in_bytes_and_one_context_stays_free(
     cap_bytes: int, quota_bytes: int | None, cap: int, quota: int

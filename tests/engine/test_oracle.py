@@ -1,6 +1,7 @@
 """The scheduler against an oracle that knows what every KV slot should hold."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -210,7 +211,19 @@ class Scenario:
         self.promises.expire()
         events = self.bench.step(advance_ms=0)
         self.lost_now = self.take_reports()
+        self.check_slots([e.request_id for e in events if isinstance(e, Admitted)])
         return events
+
+    def check_slots(self, admitted: list[str]) -> None:
+        """None was admitted beyond its namespace's share while one without any slot waits."""
+        scheduler = self.bench.core.scheduler
+        running = Counter(sequence.request.namespace for sequence in scheduler.running)
+        num_slots = self.bench.config.max_num_seqs
+        waiting = scheduler.waiting.namespaces()
+        share = max(1, num_slots // max(1, len({*running, *waiting})))
+        if running.total() == num_slots and not all(running[each] for each in waiting):
+            takers = {self.requests[request_id].namespace for request_id in admitted}
+            assert all(running[each] <= share for each in takers), f"more than a share: {running}"
 
     def take_reports(self) -> set[str]:
         """Forget the promises that were ended or lost; return the ids of their leases."""

@@ -8,6 +8,7 @@ import httpx
 
 from billing.customers import create_key, create_organization, create_workspace
 from billing.database import Database, migrate
+from billing.owners import Owner, register
 from engine.client import (
     EngineInfo,
     EngineLost,
@@ -44,6 +45,7 @@ class IdleEngine:
     @property
     def info(self) -> EngineInfo | None:
         return EngineInfo(
+            engine_id="engine_one",
             engine_boot_id="boot_engine",
             model_id="wt",
             weights_digest=self.weights_digest,
@@ -124,6 +126,14 @@ def populate(database: Database) -> None:
             )
 
     database.write_now(write)
+    owner = Owner(
+        boot_id="boot_gateway",
+        instance_id="front",
+        engine_id="engine_one",
+        started_at_ms=NOW_MS,
+        beats=0,
+    )
+    database.write_now(lambda conn: register(conn, owner))
 
 
 class Front:
@@ -136,11 +146,13 @@ class Front:
 
 
 @asynccontextmanager
-async def front(folder: Path, *, models: Sequence[str] = ("wt",)) -> AsyncIterator[Front]:
+async def front(
+    folder: Path, *, models: Sequence[str] = ("wt",), **settings_changes: int
+) -> AsyncIterator[Front]:
     """A gateway on a fresh SQLite ledger in `folder`."""
-    settings = Settings(data_dir=folder)
+    settings = Settings(data_dir=folder, **settings_changes)
     migrate(settings.ledger_url)
-    database = Database(settings.ledger_url)
+    database = Database(settings.ledger_url, now_ms=lambda: NOW_MS)
     populate(database)
     engine = IdleEngine()
     deps = Dependencies(

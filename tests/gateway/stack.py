@@ -28,7 +28,10 @@ from engine.client import Sampling, connect_engine
 from engine.config import EngineConfig
 from engine.plan import Plan
 from gateway.app import create_app
+from gateway.background.ownership import register_gateway
+from gateway.clock import Clock as GatewayClock
 from gateway.dependencies import Dependencies
+from gateway.http.connection import HttpConnection
 from gateway.ids import id_maker
 from gateway.prompts.model_catalog import Catalog, ServedModel
 from gateway.settings import Settings
@@ -109,20 +112,27 @@ class Stack:
     key: str = ""
     admin_key: str = ""
     _keys: int = 0
+    wall_steps_ms: int = 0  # by which the wall clock was set back or forth
     _started_ms: int = 0
     _clients: dict[str, httpx.Client] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _engine_life: ExitStack = field(default_factory=ExitStack)
-    _gateway: "_Serving | None" = None
+    _gateway: "Serving | None" = None
 
     def at(self, seconds: float) -> None:
         """Move both clocks to `seconds` after the start."""
         target_ms = self._started_ms + round(seconds * 1000)
         self.clock.advance(target_ms - self.clock.now_ms)
 
+    def __post_init__(self) -> None:
+        self._gateway_clock = GatewayClock(wall_ms=self._wall_ms, monotonic_ms=self.clock)
+
     def now_ms(self) -> int:
-        """The gateway's wall clock; the engine's is the same one, with another zero."""
-        return EPOCH_MS + self.clock()
+        """The gateway's time; the engine's is the same one, with another zero."""
+        return self._gateway_clock()
+
+    def _wall_ms(self) -> int:
+        return EPOCH_MS + self.clock() + self.wall_steps_ms
 
     def start_engine(self, **changes: Any) -> None:
         """Start the engine, or start it again on the same journal; `changes` are what it is."""
@@ -142,10 +152,16 @@ class Stack:
         with pytest.raises(Killed):
             self._engine_life.close()
 
-    def start_gateway(self, *, boot_id: str = "gw_one") -> None:
+    def start_gateway(self, *, boot_id: str = "gw_one", instance: str = "folder") -> None:
         """Start a gateway process' worth, in a thread."""
-        self._gateway = _Serving(self, boot_id)
+        self._gateway = Serving(self, boot_id, instance)
         self._gateway.start()
+
+    @property
+    def gateway(self) -> "Serving":
+        """The gateway that was started last."""
+        assert self._gateway is not None
+        return self._gateway
 
     def stop_gateway(self) -> None:
         """End it as SIGTERM would, without time for those who run."""
@@ -285,8 +301,8 @@ def running_stack(
     words = Words()
     url = database_url or f"sqlite:///{folder / 'ledger.sqlite3'}"
     migrate(url)
-    database = database_class(url)
     clock = Clock()
+    database = database_class(url, now_ms=lambda: EPOCH_MS + clock())
     stack = Stack(
         folder=folder,
         database=database,
@@ -312,11 +328,12 @@ def running_stack(
         database.close()
 
 
-class _Serving:
+class Serving:
     """The gateway's thread: its event loop, its engine link and its HTTP server."""
 
-    def __init__(self, stack: Stack, boot_id: str) -> None:
+    def __init__(self, stack: Stack, boot_id: str, instance: str) -> None:
         self._stack = stack
+        self._instance = instance
         self._boot_id = boot_id
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -338,9 +355,20 @@ class _Serving:
     async def _die(self) -> None:
         """End every request's task and the engine link at once; nobody settles anything."""
         for task in asyncio.all_tasks():
-            if task.get_name() == "recovery" or task.get_name().startswith("req_"):
+            if task.get_name() in ("recovery", "ownership") or task.get_name().startswith("req_"):
                 task.cancel()
         await self._engine.close()
+
+    @property
+    def num_cut(self) -> int:
+        """How many open requests were cut, and have not ended yet."""
+        generations = self._app.state.open_requests._tasks.values()
+        return sum(generation._cut_by is not None for generation in list(generations))
+
+    @property
+    def fenced(self) -> bool:
+        """Whether another gateway has taken this one for dead, and it knows."""
+        return self._app.state.open_requests.fenced.is_set()
 
     def drain(self, seconds: float) -> None:
         draining = self._app.state.open_requests.drain(seconds)
@@ -382,10 +410,12 @@ class _Serving:
             now_ms=stack.now_ms,
             new_id=id_maker(stack.now_ms),
         )
+        await register_gateway(deps, instance_id=self._instance, engine_id=info.engine_id)
         self._app = create_app(deps)
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             self._app,
+            http=HttpConnection,
             port=0,
             ws="none",
             log_config=None,

@@ -1,6 +1,7 @@
 """The operator's commands: what they print, and one sentence for what they refuse."""
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,36 +10,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from billing.booking import last_booked_at_ms
 from billing.customers import find_caller
 from billing.database import Database
-from gateway.commands import app, main
+from gateway.commands import app
 from gateway.settings import Settings
 
 Run = Callable[..., str]
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def run(data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `kvmeter` in this process; returns its stdout, or its stderr if it fails as expected."""
-
-    def run(*arguments: str, fails: bool = False) -> str:
-        monkeypatch.setattr("sys.argv", ["kvmeter", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        assert bool(ended.value.code) == fails, captured.err
-        if fails:
-            assert captured.out == ""
-            assert len(captured.err.strip().splitlines()) == 1, captured.err
-        return captured.err if fails else captured.out
-
-    return run
 
 
 @pytest.fixture
@@ -56,7 +34,7 @@ def test_a_key_of_a_new_workspace_is_known_by_its_secret(migrated: Run, data_dir
         )
     )
 
-    database = Database(Settings(data_dir=data_dir).ledger_url)
+    database = Database(Settings(data_dir=data_dir).ledger_url, now_ms=lambda: 0)
     caller = database.read_now(lambda conn: find_caller(conn, key["secret"]))
     database.close()
 
@@ -87,6 +65,61 @@ def test_a_top_up_is_in_the_books(migrated: Run) -> None:
     assert "no problems" in migrated("ledger", "verify")
 
 
+def test_the_same_top_up_id_twice_is_one_top_up(migrated: Run) -> None:
+    organization = migrated("organizations", "create", "--prepaid").strip()
+    top_up = ("organizations", "top-up", organization, "--usd", "5.00")
+
+    first, second = (
+        json.loads(migrated(*top_up, "--id", "invoice-17", "--json")) for _ in range(2)
+    )
+    made = json.loads(migrated(*top_up, "--json"))
+
+    assert (first["id"], first["repeated"], second["repeated"]) == ("invoice-17", False, True)
+    assert second["balance_nanos"] == "5000000000"
+    assert "booked before" in migrated(*top_up, "--id", made["id"])
+    assert made["balance_nanos"] == "10000000000"
+    conflict = migrated(*top_up[:-1], "6", "--id", "invoice-17", fails=True)
+    assert "used before with other values: invoice-17" in conflict
+
+
+def test_a_postpaid_organization_cannot_be_topped_up(migrated: Run) -> None:
+    organization = migrated("organizations", "create").strip()
+
+    refusal = migrated("organizations", "top-up", organization, "--usd", "5", fails=True)
+
+    assert "postpaid" in refusal
+    assert organization in refusal
+
+
+def test_verify_names_a_damaged_schema_and_goes_on(migrated: Run, data_dir: Path) -> None:
+    migrated("organizations", "create")
+    connection = sqlite3.connect(data_dir / "kvmeter.sqlite3")
+    connection.execute("DROP TRIGGER transfers_no_update")
+    connection.execute("UPDATE accounts SET credits_posted_nanos = 1 WHERE id = 'revenue:input'")
+    connection.commit()
+    connection.close()
+
+    command = [sys.executable, "-m", "gateway.commands", "ledger", "verify", "--json"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (found.returncode, found.stderr) == (1, "")
+    problems = json.loads(found.stdout)["problems"]
+    assert "The schema's transfers_no_update is missing, changed or switched off." in problems
+    assert "The trial balance is not zero: 1." in problems
+    assert "transfers_no_update" in migrated("keys", "list", fails=True)
+
+
+def test_a_report_of_a_time_that_has_passed_closes_it(migrated: Run, data_dir: Path) -> None:
+    url = Settings(data_dir=data_dir).ledger_url
+    database = Database(url, now_ms=lambda: 0)
+
+    migrated("report", "usage", "--until", "2020-01-01")
+    migrated("report", "usage", "--until", "2999-01-01")
+
+    assert database.read_now(last_booked_at_ms) == 1_577_836_800_000
+    database.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -99,6 +132,7 @@ def test_a_top_up_is_in_the_books(migrated: Run) -> None:
         (("organizations", "top-up", "org_x", "--usd", "0.0000000001"), "0.0000000001"),
         (("organizations", "top-up", "org_x", "--usd", "1e20"), "1e20"),
         (("organizations", "top-up", "org_x", "--usd", "1e999999999"), "1e999999999"),
+        (("organizations", "top-up", "org_x", "--usd", "1", "--id", "no spaces"), "no spaces"),
         (("organizations", "create", "--name", "\udcff"), "UTF-8"),
         (("report", "usage", "--since", "yesterday"), "yesterday"),
     ],

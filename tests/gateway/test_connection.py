@@ -3,17 +3,21 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from fastapi import Request
 
 from gateway.app import create_app
 from gateway.http import connection
 from gateway.http.connection import MAX_HEAD_BYTES
+from gateway.http.connection_limits import ConnectionLimits
 from gateway.http.http_server import listening, serve
 from tests.gateway.front import front
 
+SLOW = b"POST /slow HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
 
 
@@ -23,13 +27,19 @@ class Line:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    async def ask(self, *pieces: bytes) -> tuple[bytes, bytes]:
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self._port)
+
+    async def ask(self, *pieces: bytes, half_close: bool = False) -> tuple[bytes, bytes]:
         """Send, and return head and body of all that comes back until the end."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = await self.open()
         try:
             for piece in pieces:
-                writer.write(piece)
-                await writer.drain()
+                with suppress(ConnectionError):  # refused meanwhile
+                    writer.write(piece)
+                    await writer.drain()
+            if half_close:
+                writer.write_eof()
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         finally:
             writer.close()
@@ -37,14 +47,23 @@ class Line:
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[Line]:
+async def served(folder: Path, *, slow_body: bool = False, **settings: int) -> AsyncIterator[Line]:
+    """A served gateway; `slow_body` adds a route that reads its body and shows its headers."""
+
     async def drain() -> None:
         pass
 
-    async with front(folder) as gateway:
+    async def slow(request: Request) -> dict[str, str]:
+        await request.body()
+        await asyncio.sleep(0.05)
+        return dict(request.headers)
+
+    async with front(folder, **settings) as gateway:
         stop = asyncio.Event()
         with listening("127.0.0.1", 0) as listener:
             app = create_app(gateway.deps)
+            if slow_body:
+                app.post("/slow")(slow)
             serving = asyncio.create_task(serve(app, listener, stop=stop, drain=drain))
             try:
                 yield Line(listener.getsockname()[1])
@@ -116,3 +135,96 @@ async def test_requests_in_one_piece_are_answered_one_by_one(tmp_path: Path) -> 
 
     assert head.startswith(b"HTTP/1.1 200 ")
     assert rest.count(b"HTTP/1.1 200 ") == 1
+
+
+async def test_a_head_over_the_limit_is_refused_also_in_one_piece(tmp_path: Path) -> None:
+    async with served(tmp_path) as line:
+        answer = await line.ask(HEALTH + b"x-a: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n")
+
+    assert "head exceeds" in assert_refused(*answer, 413, "request_too_large")
+
+
+async def test_http_1_1_without_a_host_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as line:
+        answer = await line.ask(b"GET /healthz HTTP/1.1\r\n\r\n")
+
+    assert "host" in assert_refused(*answer, 400, "invalid_request_error")
+
+
+REFUSED = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize("body", [b"content-length: 1000000000\r\n\r\nx", CHUNKED])
+async def test_a_refusal_before_the_bodys_end_closes_whatever_the_client_still_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.05)
+    async with served(tmp_path) as line:
+        head, _ = await line.ask(REFUSED + body)  # returns once the server has closed
+
+    assert head.startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize("extra", [b"0\r\nx: ", b"1;x="])
+async def test_trailers_and_chunk_extensions_without_end_are_cut(
+    tmp_path: Path, extra: bytes
+) -> None:
+    async with served(tmp_path, slow_body=True) as line:
+        endless = [b"a" * 65_536] * 8
+        answer = await line.ask(SLOW + b"transfer-encoding: chunked\r\n\r\n" + extra, *endless)
+
+    assert "beside its body" in assert_refused(*answer, 413, "request_too_large")
+
+
+async def test_trailers_are_not_kept(tmp_path: Path) -> None:
+    async with served(tmp_path, slow_body=True) as line:
+        head, body = await line.ask(
+            SLOW + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-late: 1\r\n\r\n"
+        )
+
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"x-late" not in body
+
+
+async def test_a_client_that_has_closed_its_half_is_answered(tmp_path: Path) -> None:
+    async with served(tmp_path, slow_body=True) as line:
+        head, body = await line.ask(SLOW + b"content-length: 0\r\n\r\n", half_close=True)
+
+    assert head.startswith((b"HTTP/1.1 102 ", b"HTTP/1.1 200 "))
+    assert b"HTTP/1.1 200 " in head + body
+
+
+async def test_a_body_that_ends_too_early_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path, slow_body=True) as line:
+        answer = await line.ask(SLOW + b"content-length: 5\r\n\r\nab", half_close=True)
+
+    assert "before its body" in assert_refused(*answer, 400, "invalid_request_error")
+
+
+async def test_one_connection_too_many_is_refused_and_its_place_is_free_again(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path, max_connections_per_address=1) as line:
+        _reader, writer = await line.open()
+        answer = await line.ask(HEALTH + b"\r\n")
+        assert "connections" in assert_refused(*answer, 529, "overloaded_error")
+        writer.close()
+        await writer.wait_closed()
+
+        for _ in range(3):
+            head, _ = await line.ask(HEALTH + b"connection: close\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_are_counted_in_all_and_for_each_address() -> None:
+    limits = ConnectionLimits(max_total=3, max_per_address=2)
+
+    assert [limits.add(address) for address in ("a", "a", "a", "b", "c")] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    limits.remove("a")
+    assert limits.add("c")

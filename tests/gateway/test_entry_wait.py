@@ -13,6 +13,7 @@ from billing import reports
 from billing.entries import PendingEntry, activate
 from billing.holds import find_hold, open_hold
 from billing.meters import Meter
+from billing.owners import Owner, register
 from billing.settlement import release
 from billing.verification import verify
 from engine.plan import Plan
@@ -193,6 +194,14 @@ def left_by_another_process(stack: Stack) -> str:
     first_id = response.headers["request-id"]
     hold = stack.database.read_now(lambda conn: find_hold(conn, first_id))
     assert hold is not None
+    other = Owner(
+        boot_id="gw_other",
+        instance_id="elsewhere",
+        engine_id=hold.engine_id or "",
+        started_at_ms=stack.now_ms(),
+        beats=0,
+    )
+    stack.database.write_now(lambda conn: register(conn, other))
     foreign = replace(
         hold, request_id="req_foreign", owner_boot_id="gw_other", started_at_ms=stack.now_ms()
     )
@@ -210,7 +219,13 @@ def left_by_another_process(stack: Stack) -> str:
 def release_foreign(stack: Stack) -> None:
     ended_at_ms = stack.now_ms()
     stack.database.write_now(
-        lambda conn: release(conn, request_id="req_foreign", reason="x", ended_at_ms=ended_at_ms)
+        lambda conn: release(
+            conn,
+            request_id="req_foreign",
+            owner_boot_id="gw_other",
+            reason="x",
+            ended_at_ms=ended_at_ms,
+        )
     )
 
 

@@ -1,6 +1,8 @@
 import json
 
 import anthropic
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest, error_body
 from gateway.wire.events import (
@@ -16,6 +18,7 @@ from gateway.wire.events import (
     StopDelta,
     TextDelta,
     encode,
+    encode_text_delta,
 )
 from gateway.wire.response import CacheCreation, Message, Usage
 
@@ -74,3 +77,10 @@ def test_an_error_without_details_does_not_mention_them() -> None:
 
     assert plain["error"] == {"type": "invalid_request_error", "message": "a.0: x"}
     assert coded["error"]["details"] == {"error_code": "c"}
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(0, 9))
+def test_a_text_delta_is_written_as_pydantic_would(text: str, index: int) -> None:
+    event = ContentBlockDelta(index=index, delta=TextDelta(text=text))
+
+    assert encode_text_delta(index, text) == encode(event)

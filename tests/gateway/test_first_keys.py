@@ -17,7 +17,7 @@ NOW_MS = 1_900_000_000_000
 def database(tmp_path: Path) -> Iterator[Database]:
     url = f"sqlite:///{tmp_path / 'ledger.sqlite3'}"
     migrate(url)
-    database = Database(url)
+    database = Database(url, now_ms=lambda: 0)
     yield database
     database.close()
 
@@ -67,3 +67,33 @@ def test_nobody_else_can_read_a_draft_left_open(database: Database, tmp_path: Pa
     make(database, tmp_path / "first-keys.json")
 
     assert (tmp_path / "first-keys.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_was_deleted_makes_no_second_set(database: Database, tmp_path: Path) -> None:
+    path = tmp_path / "first-keys.json"
+    make(database, path)
+    path.unlink()
+
+    assert make(database, path) is None
+    assert not path.exists()
+    assert len(database.read_now(list_keys)) == 2
+
+
+def test_a_second_data_folder_of_one_database_makes_no_second_set(
+    database: Database, tmp_path: Path
+) -> None:
+    make(database, tmp_path / "first-keys.json")
+    other = tmp_path / "other-keys.json"
+
+    assert make(database, other) is None
+    assert [file.name for file in tmp_path.glob("*keys*")] == ["first-keys.json"]
+
+
+def test_the_file_of_another_database_is_replaced(database: Database, tmp_path: Path) -> None:
+    path = tmp_path / "first-keys.json"
+    path.write_text('{"organization_id": "org_of_another_database"}')
+
+    keys = make(database, path)
+
+    assert keys is not None
+    assert FirstKeys.read(path) == keys

@@ -1,12 +1,14 @@
 """Streams: the order of their events, silence, stop strings, failures, clients that leave."""
 
+import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.gateway.books import assert_books_agree
-from tests.gateway.stack import Stack, running_stack, word_config
+from tests.gateway.stack import Stack, complete, running_stack, word_config
 from tests.gateway.talk import Split, read_events, split_of, split_of_usage, text, user
 from tests.gateway.words import END_OF_TURN
 
@@ -89,8 +91,8 @@ def test_m23_an_engine_that_fails_ends_the_stream_with_an_error(stack: Stack):
     assert types == ["message_start", "content_block_start", *["content_block_delta"] * 3, "error"]
     assert events[-1]["error"]["type"] == "api_error"
     record = assert_books_agree(stack, events[-1]["request_id"])
-    assert (record["status"], record["usage"]["output_tokens"]) == ("failed", 3)
-    assert split_of_usage(record["usage"]) == Split(w5=2000, input=30)
+    assert (record["status"], record["engine"]["output_tokens"]) == ("failed", 3)
+    assert (record["postings"], split_of_usage(record["usage"])) == ([], Split())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -167,6 +169,7 @@ def test_a_client_that_leaves_the_queue_pays_nothing(tmp_path: Path):
             stack.leave_early(ask(6), seconds=0.2)
             stack.wait_until(lambda: len(stack.open_holds()) == 2)
             request_id = stack.open_holds()[1]
+            stack.wait_until(lambda: stack.gateway.num_cut == 1)
             stack.runner.gate.set()
         record = wait_ended(stack, request_id)
 
@@ -240,3 +243,25 @@ def test_a_prompt_beyond_the_window_is_refused_and_leaves_nothing(stack: Stack):
     assert message == f"prompt is too long: {window_tokens + 1} tokens > {window_tokens} maximum"
     request_id = response.headers["request-id"]
     assert stack.http().get(f"/v1/kvmeter/requests/{request_id}").status_code == 404
+
+
+def test_garbage_behind_a_request_ends_its_stream_with_an_error_and_is_the_clients_cut(
+    stack: Stack,
+):
+    stack.runner.pace_seconds = 0.01
+    body = json.dumps(complete(ask(system=SYSTEM, max_tokens=5000) | {"stream": True})).encode()
+    head = (
+        f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {stack.key}\r\n"
+        f"anthropic-version: 2023-06-01\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    received = b""
+    with socket.create_connection(("127.0.0.1", int(stack.url.rpartition(":")[2]))) as line:
+        line.sendall(head.encode() + body)
+        while received.count(b"content_block_delta") < 6:
+            received += line.recv(65_536)
+        line.sendall(b"\x16\x03\x01 no request\r\n\r\n")
+        while more := line.recv(65_536):
+            received += more
+
+    assert b"event: error" in received
+    stack.wait_until(lambda: stack.open_holds() == [])

@@ -40,6 +40,18 @@ def num_entries(stack: Stack) -> int:
     )
 
 
+def test_open_holds_and_the_age_of_the_oldest_are_measured(stack: Stack):
+    stack.runner.gate.clear()
+    with stack.in_background(ASK):
+        stack.wait_until(lambda: len(stack.open_holds()) == 1)
+        stack.clock.advance(30_000)
+        scraped = stack.http().get("/metrics").text
+        stack.runner.gate.set()
+
+    assert "\nkvmeter_open_holds 1.0\n" in scraped
+    assert "\nkvmeter_oldest_open_hold_seconds 30.0\n" in scraped
+
+
 def test_a_prepaid_balance_below_the_worst_case_is_refused_without_a_trace(stack: Stack):
     key = stack.new_organization("org_prepaid", mode="prepaid")
     stack.database.write_now(

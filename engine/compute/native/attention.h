@@ -1,4 +1,4 @@
-// Attention's units of work: a prompt's query tile or a span with one KV head; merging of parts.
+// The work items of attention: a query tile or a context span, for one KV head; their merge
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Plans a step's attention: cuts it into spans of contexts and tiles of queries.
+// Cuts a step's attention into work items for the C kernels; attention_plan.py is torch's
 //
 // A decoding token's context is cut into spans when there are too few tokens to keep all threads
 // busy. A prefix that several of them share becomes a span of all of them, so that it is read once.

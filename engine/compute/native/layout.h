@@ -1,4 +1,4 @@
-// The layout of the structures that Python fills, as compiled: compared when the library is loaded.
+// Field offsets as the C compiler sees them, to check structures.py against at load
 
 #pragma once
 
