@@ -10,8 +10,6 @@ from engine.compute.gumbel_max import draw_place
 from engine.compute.selection import kth_largest, kth_largest_of_many, likeliest_groups
 from engine.protocol import Sampling
 
-# Groups looked at for a small top_k or top_p: with more, whole rows are as fast.
-NARROW_GROUPS = 64
 # Any lower temperature acts like this one; above zero, so that 0 / temperature is 0.
 TEMPERATURE_MIN = 1e-30
 
@@ -92,21 +90,12 @@ def likeliest_of_top_k(
 ) -> Candidates:
     """Return the top_k tokens of each row, looking only at the groups that can have them."""
     counts = [s.top_k for s in sampling]
-    group_ids, _ = likeliest_groups(values, max(counts))
-    values = _groups(values, group_ids)
+    group_ids = likeliest_groups(values, max(counts))
+    values = values.gather(1, group_ids.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
     floors = kth_largest(values.flatten(1), counts)
     weights = _weights(values, largest, sampling)
     weights.mul_(_as_weights(torch.ge, values, floors))
     return Candidates(values, weights, group_ids, largest, keys, _limits(weights, sampling))
-
-
-def narrowed(whole: Candidates) -> tuple[Candidates, torch.Tensor]:
-    """Return the likeliest groups of each row, and for which rows [n] they have all that stays."""
-    group_ids, outside = likeliest_groups(whole.values, NARROW_GROUPS)
-    values, weights = _groups(whole.values, group_ids), _groups(whole.weights, group_ids)
-    mass = (weights * _as_weights(torch.gt, values, outside)).sum((1, 2)).unsqueeze(-1)
-    narrow = Candidates(values, weights, group_ids, whole.largest, whole.keys, whole.limits)
-    return narrow, (mass >= whole.limits).squeeze(-1)
 
 
 def _weights(
@@ -130,7 +119,3 @@ def _as_weights(
 def _limits(weights: torch.Tensor, sampling: Sequence[Sampling]) -> torch.Tensor:
     shares = torch.tensor([[s.top_p if s.top_p < 1 else torch.inf] for s in sampling])
     return weights.sum((1, 2)).unsqueeze(-1) * shares.to(weights.device)
-
-
-def _groups(values: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
-    return values.gather(1, group_ids.unsqueeze(-1).expand(-1, -1, values.shape[-1]))

@@ -6,19 +6,14 @@ request draws the same tokens when it is preempted, batched differently or repea
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from engine.compute.candidates import (
-    NARROW_GROUPS,
-    likeliest_of_top_k,
-    narrowed,
-    whole_rows,
-)
+from engine.compute.candidates import Candidates, likeliest_of_top_k, whole_rows
 from engine.plan import Row
 
 GROUP_SIZE = 64  # tokens with neighbouring ids; near the square root of a vocabulary is best
+NARROW_TOP_K = 64  # up to here the groups that can have the top_k are fewer than all by far
 LOGITS_AT_ONCE = 1 << 20  # on a CPU: what is made of them stays in its cache
 
 
@@ -45,14 +40,14 @@ class Sampler:
             for token, finite in zip(likeliest, largest.isfinite().flatten().tolist(), strict=True)
         ]
         num_at_once = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.is_cpu else len(rows)
-        for draw, indices in _kinds(rows, chosen, num_groups=logits.shape[-1] // GROUP_SIZE):
+        for candidates, indices in _kinds(rows, chosen, num_groups=logits.shape[-1] // GROUP_SIZE):
             for first in range(0, len(indices), num_at_once):
                 part = indices[first : first + num_at_once]
                 keys = torch.tensor([[self._key(rows[i])] for i in part], device=logits.device)
                 # A slice is no copy; mostly all rows sample in one way.
                 place = slice(part[0], part[-1] + 1) if part[-1] - part[0] < len(part) else part
                 sampling = [rows[i].sampling for i in part]
-                tokens = draw(_grouped(logits[place]), largest[place], keys, sampling)
+                tokens = candidates(_grouped(logits[place]), largest[place], keys, sampling).draw()
                 for i, token in zip(part, tokens.flatten().tolist(), strict=True):
                     chosen[i] = token
         return chosen
@@ -84,44 +79,17 @@ def _likeliest(logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
 
 def _kinds(
     rows: Sequence[Row], chosen: Sequence[int | None], *, num_groups: int
-) -> list[tuple[Callable[..., torch.Tensor], list[int]]]:
-    """Return each way to draw with the rows that it suits; greedy ones are chosen already."""
-    plain: list[int] = []
+) -> list[tuple[Callable[..., Candidates], list[int]]]:
+    """Return each kind of candidates with the rows that it suits; greedy rows have their token."""
+    whole: list[int] = []
     top_k: list[int] = []
-    top_p: list[int] = []
     for i, row in enumerate(rows):
         sampling = row.sampling
         if chosen[i] is None or sampling.temperature == 0 or sampling.top_k == 1:
             continue
-        can_narrow = num_groups > NARROW_GROUPS
-        if can_narrow and 0 < sampling.top_k <= NARROW_GROUPS:
-            top_k.append(i)
-        elif can_narrow and sampling.top_p < 1:
-            top_p.append(i)
-        else:
-            plain.append(i)
-    return [(_draw, plain), (_draw_top_k, top_k), (_draw_top_p, top_p)]
-
-
-def _draw(*rows: Any) -> torch.Tensor:
-    return whole_rows(*rows).draw()
-
-
-def _draw_top_k(*rows: Any) -> torch.Tensor:
-    return likeliest_of_top_k(*rows).draw()
-
-
-def _draw_top_p(*rows: Any) -> torch.Tensor:
-    """Draw among the likeliest groups where they have all that stays, else among all."""
-    whole = whole_rows(*rows)
-    narrow, is_enough = narrowed(whole)
-    tokens = torch.empty_like(whole.keys)
-    for candidates, suited in ((narrow, is_enough), (whole, ~is_enough)):
-        indices = suited.nonzero().squeeze(-1)
-        if len(indices) > 0:
-            part = candidates if len(indices) == len(tokens) else candidates.of(indices)
-            tokens[indices] = part.draw()
-    return tokens
+        is_narrow = 0 < sampling.top_k <= min(NARROW_TOP_K, num_groups)
+        (top_k if is_narrow else whole).append(i)
+    return [(whole_rows, whole), (likeliest_of_top_k, top_k)]
 
 
 def _grouped(logits: torch.Tensor) -> torch.Tensor:

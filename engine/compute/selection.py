@@ -9,15 +9,12 @@ from collections.abc import Sequence
 import torch
 
 
-def likeliest_groups(groups: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `count` groups with the largest maxima, and the largest number outside them.
+def likeliest_groups(groups: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the `count` groups [n, count] int64 with the largest maxima, in no certain order.
 
-    groups   [n, g, s] float32 without NaN, g > count
-    returns  [n, count] int64 in no order that matters, and [n, 1] float32
+    groups  [n, g, s] float32 without NaN, g at least `count`
     """
-    maxima = groups.amax(-1)
-    found = maxima.topk(count + 1, dim=-1)
-    return found.indices[:, :count], found.values[:, count:]
+    return groups.amax(-1).topk(count, dim=-1).indices
 
 
 def kth_largest(values: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

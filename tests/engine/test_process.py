@@ -144,7 +144,7 @@ async def test_an_engine_says_what_computes_and_answers(tmp_path, flags, compute
     if computed_by == "C kernels" and "avx512_bf16" not in read_cpuinfo():
         computed_by = "torch kernels: the processor has no avx512_bf16"
     model = write_tiny_model(tmp_path / "model", head_dim=32)
-    with engine_process(model, tmp_path, *flags) as process:
+    with engine_process(model, tmp_path, *flags, "--num-threads", "1") as process:
         lines = [process.stdout.readline() for _ in range(2)]
         client = connect_engine(f"unix:{tmp_path / 'run' / 'engine.sock'}")
         await client.ready(10)
@@ -152,9 +152,21 @@ async def test_an_engine_says_what_computes_and_answers(tmp_path, flags, compute
         output, _ = await answer(client, "req_1", max_tokens=4)
 
         assert lines[1].startswith(f"  {computed_by}")
+        assert lines[1].endswith("; 1 thread: --num-threads\n")
         assert len(output) == 4
         await client.close()
         process.send_signal(signal.SIGTERM)
+
+
+def test_a_start_warns_if_leases_could_pin_nothing(tiny_folder, tmp_path):
+    flags = ["--kv-cache-memory", "500000", "--max-model-len"]
+    for max_model_len, is_warned in (("4096", True), ("100", False)):
+        with engine_process(tiny_folder, tmp_path, *flags, max_model_len) as process:
+            process.send_signal(signal.SIGTERM)
+            said = process.stdout.read()
+
+        assert f"up to {max_model_len} tokens" in said
+        assert ("  warning: leases can pin nothing" in said) == is_warned
 
 
 def test_a_second_engine_on_the_same_data_is_refused_and_a_signal_ends_the_first(
