@@ -23,13 +23,14 @@ def present(
     body: Body,
     *,
     extend: Callable[[argparse.ArgumentParser], object] | None = None,
+    ports: Callable[[Options], Sequence[int]] = lambda _: (),
     arguments: Sequence[str] | None = None,
 ) -> None:
     """Run an exhibit named by its file and publish its result.
 
     `doc` is the exhibit's docstring, which `--help` prints. A BenchError ends the process with one
     sentence and exit code 1, and nothing is written. A result with a fault is written first and
-    then ends the process in the same way.
+    then ends the process in the same way. `ports` names those of servers that the exhibit measures.
     """
     name = Path(sys.argv[0]).stem
     assert doc is not None, "an exhibit has a docstring"
@@ -38,7 +39,7 @@ def present(
     if extend is not None:
         extend(parser)
     options = parser.parse_args(arguments)
-    foreign = ForeignLoad()
+    foreign = ForeignLoad(ports=ports(options))
     try:
         result = asyncio.run(run(body, options))
     except* BenchError as group:

@@ -3,12 +3,15 @@
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_LISTENING = "0A"  # the state in /proc/net/tcp
 
 
 def describe() -> dict[str, Any]:
@@ -25,16 +28,17 @@ def describe() -> dict[str, Any]:
 
 
 class ForeignLoad:
-    """Cores used by other processes: neither this one nor its children."""
+    """Cores used by processes other than this one, the listeners on `ports`, and their children."""
 
-    def __init__(self) -> None:
-        self._start = (perf_counter(), _busy_ticks(), _own_ticks())
+    def __init__(self, *, ports: Sequence[int] = ()) -> None:
+        self._ports = ports
+        self._start = (perf_counter(), _busy_ticks(), _own_ticks(ports))
 
     def cores(self) -> float:
         """Return the mean since the start; less than 0.15 on a quiet machine."""
         start_s, busy, own = self._start
         seconds = max(1e-9, perf_counter() - start_s)
-        ticks = (_busy_ticks() - busy) - (_own_ticks() - own)
+        ticks = (_busy_ticks() - busy) - (_own_ticks(self._ports) - own)
         return round(max(0.0, ticks / _TICKS / seconds), 2)
 
 
@@ -72,13 +76,38 @@ def _busy_ticks() -> int:
     return sum(values[:3]) + sum(values[5:8])
 
 
-def _own_ticks() -> int:
-    """Return the ticks of this process and its descendants, ended children included."""
+def listeners(ports: Sequence[int]) -> set[int]:
+    """Return the processes that listen on these TCP ports, as far as we may look at them."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) in ports:
+                sockets.add(f"socket:[{fields[9]}]")
+    return {pid for pid in _process_ids() if sockets & _open_files(pid)} if sockets else set()
+
+
+def _open_files(pid: int) -> set[str]:
+    """Return what the descriptors of a process point to; nothing if it may not be looked at."""
+    found = set()
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.add(os.readlink(descriptor))
+    return found
+
+
+def _process_ids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _own_ticks(ports: Sequence[int]) -> int:
+    """Return the ticks of this process and of the listeners, with all their descendants."""
     stats = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (stat := _stat(entry.name)):
-            stats[int(entry.name)] = stat
-    family = {os.getpid()}
+    for pid in _process_ids():
+        if stat := _stat(str(pid)):
+            stats[pid] = stat
+    family = {os.getpid(), *listeners(ports)}
     while more := {pid for pid, s in stats.items() if int(s[1]) in family} - family:
         family |= more
     return sum(sum(_times(stats[pid])) for pid in family if pid in stats)

@@ -4,14 +4,17 @@
 
 W1: 64 requests at once. W2: one 3,000-token prefix for 32 requests, four at a time, then the same
 prefix with other suffixes. W3: a single stream. Rounds alternate between the servers, each with new
-texts; ratios are of medians. For kvmeter, counts are compared with its records.
+texts that a server which stays up has never seen: they carry a salt of the run, which is printed.
+Ratios are of medians. For kvmeter, counts are compared with its records.
 """
 
 import argparse
 import random
+import secrets
 from collections.abc import Callable, Coroutine
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -37,19 +40,22 @@ Figures = dict[str, float]
 async def body(options: Options) -> ExhibitResult:
     """Run every workload on every target, round by round."""
     rounds = 1 if options.quick else options.rounds
+    salt = options.salt or secrets.token_hex(4)
     runs: dict[str, list[Figures]] = {}
     with installation(options) as ours:
         targets = [ours.target(), *map(peer, options.peer)]
         for number in range(-1, rounds):  # the first round is not counted
             for target in targets:
-                figures, replies = await run(target, str(number), options)
+                figures, replies = await run(target, f"{salt}.{number}", options)
                 if target.name == "kvmeter":
                     ours.check(replies)
                 if number >= 0 or options.quick:
                     runs.setdefault(target.name, []).append(figures)
             if options.quick:
                 break
-    return tell(runs, rounds)
+    result = tell(runs, rounds)
+    result.notes.append(f"salt of the texts: {salt}")
+    return result
 
 
 async def run(target: Target, salt: str, options: Options) -> tuple[Figures, list[ChatReply]]:
@@ -163,13 +169,20 @@ def tell(runs: dict[str, list[Figures]], rounds: int) -> ExhibitResult:
     return result
 
 
+def peer_ports(options: Options) -> list[int]:
+    """Return the ports of the peers, whose processor time is no foreign load."""
+    addresses = (text.partition("=")[2].rpartition("+")[2] for text in options.peer)
+    return [urlsplit(address).port or 80 for address in addresses]
+
+
 def extend(parser: argparse.ArgumentParser) -> None:
     """Add the exhibit's own flags."""
     name_installation(parser)
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--salt", help="the salt of an earlier run, to have its texts again")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
 
 
 if __name__ == "__main__":
-    present(__doc__, body, extend=extend)
+    present(__doc__, body, extend=extend, ports=peer_ports)
