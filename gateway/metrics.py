@@ -8,6 +8,7 @@ class Metrics:
 
     requests       by route template and HTTP status (499: the client went away)
     tokens         settled, by meter
+    requests_lost  requests of the engine's journal that the ledger lacked at start
     cache_waiting  requests that wait now for an entry that another one writes
     cache_waits    such waits that have ended, by how: `read` what they waited for; `vanished`, it
                    never came and they went on; `timed_out`; `stopped`, by the client or a drain;
@@ -21,6 +22,11 @@ class Metrics:
         )
         self.tokens = Counter(
             "kvmeter_tokens", "Tokens settled.", ["meter"], registry=self.registry
+        )
+        self.requests_lost = Gauge(
+            "kvmeter_ledger_requests_lost",
+            "Requests of the engine's journal that the ledger lacked at start.",
+            registry=self.registry,
         )
         self.cache_waiting = Gauge(
             "kvmeter_cache_waiting",

@@ -44,6 +44,10 @@ class EngineClient(Protocol):
         """
         ...
 
+    async def recent_requests(self, limit: int) -> list[str]:
+        """Return the last requests that have a closed record, at most 1,000, newest first."""
+        ...
+
     async def stats(self) -> dict[str, float]:
         """Return gauges and counters by metric name, for /metrics."""
         ...

@@ -22,6 +22,8 @@ from engine.link.frames import (
     Gauges,
     Hello,
     Lookup,
+    Recent,
+    RecentIds,
     Reports,
     Stats,
     StepFrame,
@@ -120,6 +122,11 @@ class LinkClient:
             records |= await self._call(Lookup(next(self._call_ids), ids))
         return records
 
+    async def recent_requests(self, limit: int) -> list[str]:
+        """Return the last requests that have a closed record, newest first. Raises EngineLost."""
+        request_ids: tuple[str, ...] = await self._call(Recent(next(self._call_ids), limit))
+        return list(request_ids)
+
     async def stats(self) -> dict[str, float]:
         """Return gauges and counters by metric name. Raises EngineLost."""
         gauges: dict[str, float] = await self._call(Stats(next(self._call_ids)))
@@ -152,7 +159,7 @@ class LinkClient:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    async def _call(self, query: Lookup | Stats | Unpin) -> Any:
+    async def _call(self, query: Lookup | Recent | Stats | Unpin) -> Any:
         """Send a frame and return the reply with the same `call` number."""
         if self._info is None or self._writer is None:
             raise EngineLost(f"No engine at {self._url}: {self._trouble}")
@@ -217,7 +224,12 @@ class LinkClient:
             case Reports(reports):
                 self._reports.extend(reports)
                 self._reported.set()
-            case Found(call, reply) | Gauges(call, reply) | Unpinned(call, reply):
+            case (
+                Found(call, reply)
+                | RecentIds(call, reply)
+                | Gauges(call, reply)
+                | Unpinned(call, reply)
+            ):
                 if (waiting := self._calls.get(call)) is not None and not waiting.done():
                     waiting.set_result(reply)
             case Hello(version, info):

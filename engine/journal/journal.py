@@ -19,6 +19,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from engine.errors import FrameError, JournalError
@@ -128,6 +129,10 @@ class Journal:
             if record is not None:
                 records[request_id] = record
         return records
+
+    def recent(self, limit: int) -> list[str]:
+        """Return the last `limit` requests that have a closed record, newest first."""
+        return list(islice(reversed(self._places), limit))
 
     def stats(self) -> dict[str, float]:
         """Return counters by metric name."""

@@ -5,6 +5,7 @@ reply:
 
     Submit, Abort, Finish   events in StepFrames: one a scheduler step, with all events of the link
     Lookup                  Found, with the same `call`
+    Recent                  RecentIds, with the same `call`
     Stats                   Gauges, with the same `call`
     Unpin                   Unpinned, with the same `call`
     anything else           Fault, and the end of the link
@@ -76,6 +77,14 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class Recent:
+    """Request the ids of the last requests that have a closed record."""
+
+    call: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Request gauges and counters."""
 
@@ -108,6 +117,15 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class RecentIds:
+    """The reply to Recent, newest first."""
+
+    wire_tag = "recent_ids"
+    call: int
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Gauges:
     """The reply to Stats."""
 
@@ -137,8 +155,8 @@ class Fault:
     message: str
 
 
-ClientMessage = Hello | Submit | Abort | Finish | Lookup | Stats | Unpin
-EngineMessage = Hello | StepFrame | Found | Gauges | Unpinned | Reports | Fault
+ClientMessage = Hello | Submit | Abort | Finish | Lookup | Recent | Stats | Unpin
+EngineMessage = Hello | StepFrame | Found | RecentIds | Gauges | Unpinned | Reports | Fault
 
 
 def encode_client(message: ClientMessage) -> bytes:

@@ -25,6 +25,8 @@ from engine.link.frames import (
     Gauges,
     Hello,
     Lookup,
+    Recent,
+    RecentIds,
     Reports,
     Stats,
     StepFrame,
@@ -44,6 +46,7 @@ from engine.protocol import (
 
 MAX_LINKS = 64  # a gateway needs one
 MAX_LOOKUP_IDS = 128  # keeps a reply well below MAX_UNSENT_BYTES
+MAX_RECENT_IDS = 1_000  # likewise
 MAX_REQUEST_ID_CHARS = 256  # likewise: every event and record carries one
 MAX_REPORTS_AGAIN = 10_000  # leases; the journal keeps more
 MAX_SLEEP_MS = 60_000  # select() takes no more than 24 days
@@ -71,7 +74,7 @@ class EngineServer:
         # The newest report of each lease, for later links.
         reports = journal.last_reports(MAX_REPORTS_AGAIN)
         self._reports: dict[str, LeaseReport] = {report.lease_id: report for report in reports}
-        self._queries: list[tuple[ClientSocket, Lookup | Stats | Unpinned]] = []
+        self._queries: list[tuple[ClientSocket, Lookup | Recent | Stats | Unpinned]] = []
         self._stopping = False
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -187,13 +190,17 @@ class EngineServer:
                     raise FrameError(f"output_tokens is negative: {output_tokens}")
                 if request_id in link.request_ids:
                     self._core.finish(request_id, output_tokens)
-            case Lookup() | Stats() | Unpin():
+            case Lookup() | Recent() | Stats() | Unpin():
                 self._queries.append((link, self._prepare(message)))
 
-    def _prepare(self, query: Lookup | Stats | Unpin) -> Lookup | Stats | Unpinned:
+    def _prepare(
+        self, query: Lookup | Recent | Stats | Unpin
+    ) -> Lookup | Recent | Stats | Unpinned:
         """Return what `_reply` replies to after the step; Unpin is executed at once."""
         if isinstance(query, Lookup) and len(query.request_ids) > MAX_LOOKUP_IDS:
             raise FrameError(f"A lookup asks for at most {MAX_LOOKUP_IDS} requests.")
+        if isinstance(query, Recent) and not 0 <= query.limit <= MAX_RECENT_IDS:
+            raise FrameError(f"At most {MAX_RECENT_IDS} recent requests are listed.")
         if not isinstance(query, Unpin):
             return query
         num_leases = self._core.end_leases(
@@ -253,6 +260,9 @@ class EngineServer:
                 continue
             if isinstance(query, Stats):
                 link.send(Gauges(query.call, self._core.stats() | self._journal.stats()))
+                continue
+            if isinstance(query, Recent):
+                link.send(RecentIds(query.call, tuple(self._journal.recent(query.limit))))
                 continue
             records: dict[str, EngineRecord | None] = {
                 request_id: None

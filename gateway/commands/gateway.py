@@ -16,6 +16,7 @@ from billing.price_cards import default_cards_path, load_cards, publish
 from engine.client import EngineClient, EngineInfo, EngineLost, connect_engine
 from gateway.app import create_app
 from gateway.background.entry_sweep import sweeping
+from gateway.background.ledger_check import check_ledger
 from gateway.background.ownership import register_gateway
 from gateway.clock import now_ms
 from gateway.commands.full_disk import writing_in
@@ -89,6 +90,8 @@ async def _run(
         await register_gateway(
             deps, instance_id=instance_id(settings.data_dir), engine_id=info.engine_id
         )
+        if problem := await check_ledger(deps):
+            typer.echo(f"kvmeter gateway: {problem}", err=True)
         app = create_app(deps)
         open_requests: OpenRequests = app.state.open_requests
         fencing = asyncio.create_task(_set_after(open_requests.fenced, stop))

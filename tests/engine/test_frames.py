@@ -20,6 +20,8 @@ from engine.link.frames import (
     Gauges,
     Hello,
     Lookup,
+    Recent,
+    RecentIds,
     Reports,
     Stats,
     StepFrame,
@@ -275,6 +277,7 @@ CLIENT_FRAMES = [
     (Abort("req_1"), {"t": "abort", "request_id": "req_1"}),
     (Finish("req_1", 3), {"t": "finish", "request_id": "req_1", "output_tokens": 3}),
     (Lookup(1, ("req_1",)), {"t": "lookup", "call": 1, "request_ids": ["req_1"]}),
+    (Recent(3, 5), {"t": "recent", "call": 3, "limit": 5}),
     (Stats(2), {"t": "stats", "call": 2}),
     (
         Unpin(3, ("lse_1",), (b"n",)),
@@ -345,6 +348,10 @@ ENGINE_FRAMES = [
     (
         Found(1, {"req_1": RECORD, "req_2": None}),
         {"t": "found", "call": 1, "records": {"req_1": RECORD_KEYS, "req_2": None}},
+    ),
+    (
+        RecentIds(3, ("req_2", "req_1")),
+        {"t": "recent_ids", "call": 3, "request_ids": ["req_2", "req_1"]},
     ),
     (Gauges(2, {"g": 1.0}), {"t": "gauges", "call": 2, "gauges": {"g": 1.0}}),
     (Unpinned(3, 1), {"t": "unpinned", "call": 3, "num_leases": 1}),

@@ -72,6 +72,9 @@ class IdleEngine:
     async def lookup(self, request_ids: Sequence[str]) -> dict[str, EngineRecord | None]:
         return {}
 
+    async def recent_requests(self, limit: int) -> list[str]:
+        return []
+
     async def stats(self) -> dict[str, float]:
         if self.lost:
             raise EngineLost

@@ -360,6 +360,15 @@ class Serving:
         await self._engine.close()
 
     @property
+    def deps(self) -> Dependencies:
+        deps: Dependencies = self._app.state.deps
+        return deps
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    @property
     def num_cut(self) -> int:
         """How many open requests were cut, and have not ended yet."""
         generations = self._app.state.open_requests._tasks.values()
